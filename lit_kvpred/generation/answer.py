@@ -1,0 +1,88 @@
+"""The state of a batch of answers: tokens written so far and the cache behind them.
+
+Between steps the last token of an unfinished answer is *pending*: chosen, but not yet in the
+cache. Rows of the cache are aligned at their right end; what a batch entry may see is ``visible``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from lit_kvpred.generation.row_states import RowStates
+from lit_kvpred.generation.stopping import StopRule
+from lit_kvpred.model.caches import n_rows, roll_back, shift_rows_right
+from lit_kvpred.model.family import FamilyAdapter
+
+
+class AnswerState:
+    """Tokens, cache and row states of a batch.
+
+    Args:
+        adapter: The base's adapter.
+        cache: The prompt's cache, ``N`` rows.
+        visible: ``(B, N)`` bool, False at left padding.
+        states: Row states of the cache.
+        rule: When an answer ends.
+    """
+
+    def __init__(
+        self,
+        adapter: FamilyAdapter,
+        cache: Cache,
+        visible: Tensor,
+        states: RowStates,
+        rule: StopRule,
+    ) -> None:
+        self.adapter, self.cache, self.states, self.rule = adapter, cache, states, rule
+        self.visible = visible
+        self.tokens: list[list[int]] = [[] for _ in range(len(visible))]
+        self.done = [False] * len(visible)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every answer is complete."""
+        return all(self.done)
+
+    def append(self, tokens: Tensor) -> None:
+        """Append chosen tokens ``(B,)`` to the unfinished answers."""
+        for row, token in enumerate(tokens.tolist()):
+            if not self.done[row]:
+                self.tokens[row].append(token)
+                self.done[row] = self.rule.is_complete(self.tokens[row])
+
+    def step(self) -> Tensor:
+        """Run the pending tokens through the base; returns ``(B, V)`` logits."""
+        device = self.visible.device
+        pending = torch.tensor([[answer[-1]] for answer in self.tokens], device=device)
+        return self.feed(pending, torch.ones_like(pending, dtype=torch.bool))[:, -1]
+
+    def feed(self, input_ids: Tensor, real: Tensor) -> Tensor:
+        """Append rows for ``input_ids`` ``(B, r)`` (``real`` False at padding); ``(B, r, V)``."""
+        rows = input_ids.shape[1]
+        self.visible = torch.cat([self.visible, real], dim=1)
+        positions = (self.visible.long().cumsum(1) - 1).clamp(min=0)[:, -rows:]
+        output = self.adapter.model(
+            input_ids,
+            position_ids=positions,
+            attention_mask=None if bool(self.visible.all()) else self.visible.long(),
+            cache=self.cache,
+            use_cache=True,
+        )
+        self.states.append_computed(rows)
+        return output.logits.float()
+
+    def drop_last(self, rows: Tensor) -> None:
+        """Drop the last ``rows[b]`` cache rows of batch entry ``b``; ``rows`` is ``(B,)`` long."""
+        common = int(rows.min())
+        roll_back(self.cache, common)
+        self.states.roll_back(common)
+        self.visible = self.visible[:, : self.visible.shape[1] - common]
+        shifts = rows - common
+        if bool(shifts.any()):
+            shift_rows_right(self.cache, shifts)
+            held = n_rows(self.cache)
+            source = torch.arange(held, device=shifts.device)[None] - shifts[:, None]
+            moved = self.visible.gather(1, source.clamp(min=0))
+            self.visible = moved & (source >= 0)

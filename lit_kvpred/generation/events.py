@@ -1,0 +1,36 @@
+"""What happens while an answer is being written, in the order it happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A token is shown.
+
+    Attributes:
+        row: Batch entry.
+        token: Token id.
+        exact: Whether it is known to be the exact base's.
+    """
+
+    row: int
+    token: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class RetractionEvent:
+    """The last ``count`` shown tokens of batch entry ``row`` are taken back."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ExactEvent:
+    """From here on cache and text are the exact base's."""
+
+
+Event = TokenEvent | RetractionEvent | ExactEvent

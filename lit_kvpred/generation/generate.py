@@ -1,0 +1,233 @@
+"""Generation from predicted and exact prompts: one loop and its events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_kvpred.generation.answer import AnswerState
+from lit_kvpred.generation.events import Event, ExactEvent, RetractionEvent, TokenEvent
+from lit_kvpred.generation.prefill import (
+    Prefill,
+    describe_prompt,
+    exact_prefill,
+    predicted_prefill,
+)
+from lit_kvpred.generation.reconciliation import Verdict, catch_up, reconcile
+from lit_kvpred.generation.row_states import RowStates
+from lit_kvpred.generation.sampling import TokenChooser
+from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.generation.statistics import GenerationStats
+from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.sequences import Sequences
+from lit_kvpred.sirius.correction import Correction
+
+if TYPE_CHECKING:
+    from lit_kvpred.model.kv_prediction import KVPredictionModel
+
+PrefillFunction = Callable[[int | None], Prefill]
+"""Static length or None to a processed prompt."""
+
+
+@dataclass
+class GenerationOutput:
+    """Result of a generation.
+
+    Attributes:
+        sequences: ``(B, N + longest answer)`` long: prompts, then answers padded on the right.
+        answers: The answers' token ids, one list a prompt, end-of-sequence token included.
+        stats: Measures.
+    """
+
+    sequences: Tensor
+    answers: list[list[int]]
+    stats: GenerationStats
+
+
+def stream(
+    model: KVPredictionModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    settings: GenerationSettings | None = None,
+    correction: Correction | None = None,
+) -> Generator[Event, None, GenerationOutput]:
+    """Answer prompts from a predicted cache, yielding events as they happen.
+
+    Args:
+        model: The joined model.
+        input_ids: ``(B, N)`` long, left-padded.
+        attention_mask: ``(B, N)``, 0 at left padding.
+        settings: How the answer is written.
+        correction: Makes prompt and text exact after ``correction.period`` tokens; None stays on
+            the predicted prompt for good.
+
+    Returns:
+        (as the generator's value) what `generate` returns.
+
+    Raises:
+        ConfigurationError: If settings contradict each other.
+    """
+    settings = settings or GenerationSettings()
+
+    def prefill(static_length: int | None) -> Prefill:
+        model.restore_auxiliary()
+        result = predicted_prefill(model, input_ids, attention_mask, static_length=static_length)
+        if settings.release_auxiliary:
+            model.release_auxiliary()
+        return result
+
+    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction)
+    return writer.write(prefill, predicted=True)
+
+
+def generate(
+    model: KVPredictionModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    settings: GenerationSettings | None = None,
+    correction: Correction | None = None,
+) -> GenerationOutput:
+    """Answer prompts from a predicted cache; arguments and errors of `stream`."""
+    return _collect(
+        stream(model, input_ids, attention_mask, settings=settings, correction=correction)
+    )
+
+
+def generate_exact(
+    adapter: FamilyAdapter,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    settings: GenerationSettings | None = None,
+) -> GenerationOutput:
+    """What the model behind ``adapter`` answers by itself; arguments and errors of `stream`."""
+    settings = settings or GenerationSettings()
+
+    def prefill(static_length: int | None) -> Prefill:
+        return exact_prefill(adapter, input_ids, attention_mask, static_length=static_length)
+
+    writer = _Writer(adapter, input_ids, attention_mask, settings, None)
+    return _collect(writer.write(prefill, predicted=False))
+
+
+def _collect(events: Generator[Event, None, GenerationOutput]) -> GenerationOutput:
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            return end.value
+
+
+class _Writer:
+    """Writes the answers of one batch."""
+
+    def __init__(
+        self,
+        adapter: FamilyAdapter,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        settings: GenerationSettings,
+        correction: Correction | None,
+    ) -> None:
+        self.adapter, self.input_ids, self.settings = adapter, input_ids, settings
+        self.correction = correction
+        self.rule = settings.stop_rule(adapter.model)
+        self.sequences: Sequences = describe_prompt(
+            adapter, input_ids, attention_mask, settings.max_new_tokens
+        )
+        self.choose = TokenChooser(settings.sampling, input_ids.device)
+        self.shown = [0] * len(input_ids)
+        self.stats = GenerationStats(prompt_tokens=int(self.sequences.real.sum()))
+
+    @torch.inference_mode()
+    def write(
+        self, prefill: PrefillFunction, *, predicted: bool
+    ) -> Generator[Event, None, GenerationOutput]:
+        """Prefill, draft, correct, and decode to the end."""
+        start = time.perf_counter()
+        first = prefill(self._static_length())
+        answer = self._begin(first, predicted=predicted)
+        self.stats.ttft_s = time.perf_counter() - start
+        if not predicted:
+            self.stats.time_to_exact_s = self.stats.ttft_s
+        yield from self._show(answer, limit=1, exact=not predicted)
+        if predicted and self.correction is not None:
+            yield from self._draft(answer, self.correction)
+            verdict = self._reconcile(answer, self.correction)
+            self.stats.add_verdict(verdict)
+            self.stats.time_to_exact_s = time.perf_counter() - start
+            yield from self._retract(verdict)
+            yield ExactEvent()
+        is_exact = self.stats.time_to_exact_s is not None
+        yield from self._show(answer, exact=is_exact)
+        while not answer.all_done:
+            answer.append(self.choose(answer.step()))
+            yield from self._show(answer, exact=is_exact)
+        self.stats.total_s = time.perf_counter() - start
+        self.stats.new_tokens = sum(map(len, answer.tokens))
+        return GenerationOutput(self._sequences(answer), answer.tokens, self.stats)
+
+    def _static_length(self) -> int | None:
+        if not self.settings.static_cache:
+            return None
+        # Answers of a batch may roll back by different amounts, which leaves up to a period of
+        # unused slots at the left of the shorter ones.
+        spare = 0 if self.correction is None else self.correction.period
+        return self.input_ids.shape[1] + self.settings.max_new_tokens + spare
+
+    def _begin(self, first: Prefill, *, predicted: bool) -> AnswerState:
+        batch_size, length = self.input_ids.shape
+        states = RowStates(batch_size)
+        if predicted:
+            states.append_predicted(length - 1)
+            states.append_computed(1)
+        else:
+            states.append_computed(length)
+        answer = AnswerState(self.adapter, first.cache, self.sequences.real, states, self.rule)
+        answer.append(self.choose(first.logits))
+        return answer
+
+    def _draft(
+        self, answer: AnswerState, correction: Correction
+    ) -> Generator[Event, None, None]:
+        limit = 1 if correction.policy == "hold" else None
+        for _ in range(correction.period - 1):
+            if answer.all_done:
+                return
+            answer.append(self.choose(answer.step()))
+            yield from self._show(answer, limit=limit, exact=False)
+
+    def _reconcile(self, answer: AnswerState, correction: Correction) -> Verdict:
+        catch_up(answer, self.input_ids, self.sequences)
+        return reconcile(answer, self.input_ids[:, -1:], correction, self.choose, self.shown)
+
+    def _retract(self, verdict: Verdict) -> Generator[Event, None, None]:
+        for row, kept in enumerate(verdict.kept):
+            if self.shown[row] > kept:
+                yield RetractionEvent(row, self.shown[row] - kept)
+                self.shown[row] = kept
+
+    def _show(
+        self, answer: AnswerState, *, exact: bool, limit: int | None = None
+    ) -> Generator[Event, None, None]:
+        for row, tokens in enumerate(answer.tokens):
+            for token in tokens[self.shown[row] : limit]:
+                yield TokenEvent(row, token, exact)
+                self.shown[row] += 1
+
+    def _sequences(self, answer: AnswerState) -> Tensor:
+        settings = self.adapter.model.generation_config
+        padding = settings.pad_token_id
+        if padding is None:
+            padding = min(self.rule.eos_token_ids, default=0)
+        longest = max(map(len, answer.tokens))
+        padded = [tokens + [padding] * (longest - len(tokens)) for tokens in answer.tokens]
+        device = self.input_ids.device
+        return torch.cat([self.input_ids, torch.tensor(padded, device=device)], dim=1)

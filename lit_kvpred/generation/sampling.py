@@ -1,0 +1,66 @@
+"""Choosing the next token from logits: greedy or with transformers' own warpers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from lit_kvpred.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; the default is greedy.
+
+    Attributes:
+        temperature: 0 is greedy; otherwise divides the logits before drawing.
+        top_k: Draw among the k most likely tokens only; 0 means all.
+        top_p: Draw among the most likely tokens that together have this probability.
+        seed: Of the drawing; None continues torch's global generator.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ConfigurationError(
+                f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got "
+                f"{self.temperature}, {self.top_k}, {self.top_p}"
+            )
+
+
+class TokenChooser:
+    """Draws tokens according to a `Sampling`."""
+
+    def __init__(self, sampling: Sampling, device: torch.device) -> None:
+        self._greedy = sampling.temperature == 0
+        self._warpers = LogitsProcessorList()
+        if self._greedy:
+            return
+        self._warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_k:
+            self._warpers.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            self._warpers.append(TopPLogitsWarper(sampling.top_p))
+        self._generator: torch.Generator | None = None
+        if sampling.seed is not None:
+            self._generator = torch.Generator(device).manual_seed(sampling.seed)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """``(B, V)`` logits to ``(B,)`` token ids."""
+        if self._greedy:
+            return logits.argmax(-1)
+        warped = self._warpers(torch.empty(len(logits), 0, dtype=torch.long), logits.float())
+        probabilities = warped.softmax(-1)
+        return torch.multinomial(probabilities, 1, generator=self._generator)[:, 0]

@@ -1,0 +1,44 @@
+"""Settings shared by every way of generating."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_kvpred.generation.sampling import Sampling
+from lit_kvpred.generation.stopping import StopRule, eos_token_ids
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How an answer is written.
+
+    Attributes:
+        max_new_tokens: Longest answer.
+        sampling: How tokens are drawn; greedy by default.
+        eos_ids: Tokens that end an answer; None means those of the base's generation settings.
+        stop_strings: Texts that end an answer; the token that completes one is kept.
+        tokenizer: Needed for stop strings.
+        static_cache: Decode on a static cache instead of a dynamic one.
+        release_auxiliary: Put the auxiliary's weights on disk after the prefill; they come back
+            for the next prompt.
+    """
+
+    max_new_tokens: int = 128
+    sampling: Sampling = Sampling()
+    eos_ids: Sequence[int] | None = None
+    stop_strings: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase | None = None
+    static_cache: bool = False
+    release_auxiliary: bool = False
+
+    def stop_rule(self, base: PreTrainedModel) -> StopRule:
+        """The rule that ends an answer of ``base``.
+
+        Raises:
+            ConfigurationError: If a limit is not positive or the tokenizer is missing.
+        """
+        ids = eos_token_ids(base) if self.eos_ids is None else self.eos_ids
+        return StopRule(ids, self.max_new_tokens, self.stop_strings, self.tokenizer)

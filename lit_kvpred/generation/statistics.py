@@ -1,0 +1,55 @@
+"""Measures of one generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lit_kvpred.generation.reconciliation import Verdict
+from lit_kvpred.sirius.metrics import average_advance_length, effective_density
+
+# The draft of a predicted prompt is the dense base itself (Sirius 13.1, W1).
+_DENSE = 1.0
+
+
+@dataclass
+class GenerationStats:
+    """Measures of one call over its batch.
+
+    Attributes:
+        prompt_tokens: Real prompt tokens.
+        new_tokens: Tokens of the final answers.
+        ttft_s: Seconds from the call to the first token id on the host.
+        time_to_exact_s: Seconds until cache and text were exact; None if they never were.
+        total_s: Seconds until the last token.
+        drafted: Tokens written on the predicted prompt and judged.
+        accepted: Of these, accepted by the exact base.
+        retracted: Of these, taken back.
+        unrecoverable: Of these, rejected but kept because the policy forbids taking them back.
+        aal: Mean advance of the verify passes (Sirius 5), accepted tokens + 1; None without any.
+        effective_density: Weight reads per token relative to exact decoding (Sirius 5) of the
+            drafted part; 1 is the best that a dense draft can reach. None without a verify pass.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    ttft_s: float = 0.0
+    time_to_exact_s: float | None = None
+    total_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    retracted: int = 0
+    unrecoverable: int = 0
+    aal: float | None = None
+    effective_density: float | None = None
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        """Count a verify pass."""
+        self.drafted = sum(verdict.drafted)
+        self.accepted = sum(verdict.accepted)
+        self.retracted = sum(d - k for d, k in zip(verdict.drafted, verdict.kept, strict=True))
+        self.unrecoverable = sum(
+            k - a for k, a in zip(verdict.kept, verdict.accepted, strict=True)
+        )
+        self.aal = average_advance_length([a + 1 for a in verdict.accepted])
+        period = 1 + max(verdict.drafted)
+        self.effective_density = effective_density(period, _DENSE, self.aal)

@@ -1,0 +1,144 @@
+"""The exported artefact: what was trained, and the base by reference (safetensors and JSON).
+
+Layout of the folder::
+
+    config.json          base reference with fingerprint, auxiliary kind, layer map
+    model.safetensors    the predictor
+    auxiliary/           the auxiliary as an ordinary transformers folder
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from lit_kvpred import __version__
+from lit_kvpred.errors import CheckpointError, KVPredictionError
+from lit_kvpred.model.auxiliary import Auxiliary
+from lit_kvpred.model.fingerprint import fingerprint
+from lit_kvpred.model.loading import load_base
+
+if TYPE_CHECKING:
+    from lit_kvpred.model.kv_prediction import KVPredictionModel
+
+_FORMAT = 1
+
+
+def base_reference(base: PreTrainedModel) -> dict[str, Any]:
+    """Name, revision and fingerprint of a base."""
+    return {
+        "source": base.config.name_or_path or None,
+        "revision": getattr(base.config, "_commit_hash", None),
+        "fingerprint": fingerprint(base),
+    }
+
+
+def check_base(base: PreTrainedModel, reference: dict[str, Any], where: str | Path) -> None:
+    """Raise `CheckpointError` unless ``base`` is the one that ``reference`` describes."""
+    found = fingerprint(base)
+    if found != reference["fingerprint"]:
+        raise CheckpointError(
+            f"{where} was trained for base {reference['source']!r} (fingerprint "
+            f"{reference['fingerprint'][:12]}), but {base.config.name_or_path!r} has fingerprint "
+            f"{found[:12]}; load it with the base it was trained for"
+        )
+
+
+def save_artefact(model: KVPredictionModel, folder: Path) -> None:
+    """Write ``model``'s artefact; an earlier one at ``folder`` is replaced only when complete.
+
+    Raises:
+        CheckpointError: If the folder can't be written.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    description = {
+        "format": _FORMAT,
+        "version": __version__,
+        "base": base_reference(model.base),
+        "auxiliary": model.auxiliary.describe(),
+        "features": model.features,
+        "init": model.init,
+        "layer_map": model.predictor.layer_map,
+    }
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+        weights = {n: t.contiguous() for n, t in model.predictor.state_dict().items()}
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        model.auxiliary.model.save_pretrained(partial / "auxiliary")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"can't write the artefact {folder} ({error}); free space or choose another folder"
+        ) from error
+
+
+def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredictionModel:
+    """Load an artefact, with its own base or the given one.
+
+    Raises:
+        CheckpointError: If the artefact is missing, damaged, or belongs to another base.
+    """
+    from lit_kvpred.model.kv_prediction import KVPredictionModel
+
+    description = _read_description(folder)
+    reference = description["base"]
+    if base is None:
+        if reference["source"] is None:
+            raise CheckpointError(f"{folder} does not name its base; pass `base` yourself")
+        base = load_base(reference["source"], revision=reference["revision"])
+    check_base(base, reference, folder)
+    try:
+        network = load_base(str(folder / "auxiliary"), dtype="float32")
+        weights = load_file(folder / "model.safetensors")
+    except (KVPredictionError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"artefact {folder} is damaged ({error}); export it again") from error
+    facts = description["auxiliary"]
+    auxiliary = Auxiliary(
+        network,
+        facts["kind"],
+        description["layer_map"],
+        source=facts["source"],
+        kept=facts["kept"],
+    )
+    model = KVPredictionModel(
+        base, auxiliary, features=description["features"], init=description["init"]
+    )
+    try:
+        model.predictor.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"artefact {folder} does not fit its own description; export it again"
+        ) from error
+    return model.eval()
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        description = json.loads(file.read_text())
+        missing = {"format", "base", "auxiliary", "features", "init", "layer_map"} - set(
+            description
+        )
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} holds no artefact (no config.json); pass a folder that save_pretrained wrote"
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} can't be read ({error}); export it again") from error
+    if missing or description["format"] != _FORMAT:
+        raise CheckpointError(
+            f"{file} is not an artefact of this version (missing {sorted(missing)}, "
+            f"format {description.get('format')}); export it again"
+        )
+    return description

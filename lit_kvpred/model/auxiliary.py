@@ -1,0 +1,161 @@
+"""The auxiliary network: a smaller sibling of the base or a layer-pruned copy of it (KVP 2.5)."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from lit_kvpred.errors import BaseModelError, ConfigurationError
+from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.layer_map import (
+    check_kept_layers,
+    layer_map,
+    pruned_layer_map,
+    pruned_layers,
+)
+from lit_kvpred.model.loading import load_base, load_tokenizer
+from lit_kvpred.model.tokenizers import check_same_tokenizer
+
+AuxiliaryKind = Literal["canonical", "pruned"]
+
+
+class Auxiliary(nn.Module):
+    """A causal LM that reads the prompt in the base's place.
+
+    Trainable weights are kept in float32 whatever the files hold; reduced precision is the
+    trainer's business.
+
+    Args:
+        model: The network.
+        kind: How it came about.
+        base_map: For each base layer the layer of ``model`` that feeds it.
+        source: Where a canonical auxiliary was loaded from.
+        kept: Original indices of the layers that a pruned auxiliary kept.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kind: AuxiliaryKind,
+        base_map: Sequence[int],
+        *,
+        source: str | None = None,
+        kept: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model.float()
+        self.kind = kind
+        self.base_map = list(base_map)
+        self.source = source
+        self.kept = None if kept is None else list(kept)
+        self.adapter = FamilyAdapter(model)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain facts for artefacts and reports."""
+        return {"kind": self.kind, "source": self.source, "kept": self.kept}
+
+
+def build_auxiliary(
+    base: PreTrainedModel,
+    kind: AuxiliaryKind = "pruned",
+    *,
+    keep: float | Sequence[int] = 0.5,
+    source: str | PreTrainedModel | None = None,
+    base_tokenizer: Any | None = None,
+) -> Auxiliary:
+    """Build the auxiliary of a base.
+
+    Args:
+        base: The frozen base.
+        kind: ``pruned`` (KVP-LP) or ``canonical`` (KVP-C).
+        keep: For ``pruned``: the published fraction (.25, .5, .75) or the kept layers.
+        source: For ``canonical``: folder, hub id, or a loaded model.
+        base_tokenizer: For ``canonical``: checked token by token against the tokenizer found at
+            ``source``. None skips the check where ``source`` is a loaded model; otherwise the
+            base's own tokenizer is loaded.
+
+    Raises:
+        ConfigurationError: If settings are missing or contradict each other.
+        TokenizerMismatchError: If auxiliary and base don't share a tokenizer.
+        BaseModelError: If a kept tensor was not carried over exactly.
+    """
+    n_base = base.config.get_text_config(decoder=True).num_hidden_layers
+    if kind == "pruned":
+        kept = pruned_layers(n_base, keep) if isinstance(keep, float) else list(keep)
+        return Auxiliary(prune(base, kept), kind, pruned_layer_map(kept, n_base), kept=kept)
+    if kind != "canonical":
+        raise ConfigurationError(f"auxiliary kind '{kind}' is not one of 'canonical', 'pruned'")
+    if source is None:
+        raise ConfigurationError("a canonical auxiliary needs `source`: a folder or hub id")
+    if isinstance(source, str):
+        own = base_tokenizer or load_tokenizer(base.config.name_or_path)
+        check_same_tokenizer(own, load_tokenizer(source))
+        model, name = load_base(source, dtype="float32"), source
+    else:
+        model, name = source, source.config.name_or_path
+    n_aux = model.config.get_text_config(decoder=True).num_hidden_layers
+    return Auxiliary(model, kind, layer_map(n_base, n_aux), source=name or None)
+
+
+def prune(base: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
+    """Copy ``base`` with only the layers ``kept`` (KVP-LP), in float32.
+
+    Loading is strict and every kept tensor is compared afterwards: renumbered layers reuse the
+    numbers of dropped ones, so that a wrong rename would go unnoticed otherwise (KVP 10.13).
+
+    Raises:
+        ConfigurationError: If ``kept`` is not a valid list of layers.
+        BaseModelError: If the copy does not hold exactly the kept tensors.
+    """
+    adapter = FamilyAdapter(base)
+    check_kept_layers(kept, adapter.n_layers)
+    prefix = next(name for name, module in base.named_modules() if module is adapter.layers)
+    wanted = _kept_tensors(base, prefix, kept)
+    model = AutoModelForCausalLM.from_config(
+        _pruned_config(base, kept), dtype=torch.float32, attn_implementation=_attention(base)
+    )
+    model.load_state_dict(wanted, strict=True)
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor, wanted[name].float()):
+            raise BaseModelError(f"pruning did not carry over '{name}' exactly; report this family")
+    model.tie_weights()
+    model.generation_config = copy.deepcopy(base.generation_config)
+    return model.eval()
+
+
+def _kept_tensors(
+    base: PreTrainedModel, prefix: str, kept: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    layer_name = re.compile(rf"{re.escape(prefix)}\.(\d+)\.(.+)")
+    wanted = {}
+    for name, tensor in base.state_dict().items():
+        match = layer_name.fullmatch(name)
+        if match is None:
+            wanted[name] = tensor
+        elif int(match[1]) in kept:
+            wanted[f"{prefix}.{kept.index(int(match[1]))}.{match[2]}"] = tensor
+    return wanted
+
+
+def _pruned_config(base: PreTrainedModel, kept: Sequence[int]) -> Any:
+    config = copy.deepcopy(base.config)
+    text = config.get_text_config(decoder=True)
+    n_base = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        # Per-layer lists (attention types, NoPE flags, head counts) shrink with the stack.
+        if isinstance(value, list | tuple) and len(value) == n_base:
+            setattr(text, name, type(value)(value[i] for i in kept))
+    text.num_hidden_layers = len(kept)
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    return config
+
+
+def _attention(model: PreTrainedModel) -> str:
+    return model.config._attn_implementation

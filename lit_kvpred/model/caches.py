@@ -1,0 +1,142 @@
+"""Cache layers through which everything of ours reaches a decoder's attention.
+
+A decoder calls ``cache.update(keys, values, layer_idx)`` once a layer, after rotary embedding and
+key norm. Subclassing the cache layers is therefore enough to read, replace or pre-fill keys and
+values without touching attention code.
+
+Shapes: keys and values are ``(B, heads, rows, head_dim)``, rotated as the decoder stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
+from transformers.cache_utils import DynamicLayer, StaticLayer
+
+
+class ForwardStopped(Exception):  # noqa: N818 - control flow, not an error
+    """Raised by `RecordingCache` to leave a decoder as soon as its last needed row is stored."""
+
+
+class RecordingCache(DynamicCache):
+    """A full-length cache for every layer that can end the forward early.
+
+    All layers keep every row, also where the family would use a sliding window (the attention mask
+    still applies the window). With ``stop_after`` the update of that layer raises `ForwardStopped`:
+    the attention output and feed-forward part of that layer and everything above are never
+    computed (what a prefill needs from the auxiliary ends at its last feeding keys and values).
+    """
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.stop_after = stop_after
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the rows; raise `ForwardStopped` after layer ``stop_after``."""
+        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == self.stop_after:
+            raise ForwardStopped
+        return rows
+
+
+class _ReplayLayer(DynamicLayer):
+    """Answers every update with given rows; the decoder's own keys and values are discarded."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if key_states.shape != self.keys.shape or value_states.shape != self.values.shape:
+            raise ValueError(
+                f"replayed keys/values are {tuple(self.keys.shape)}/{tuple(self.values.shape)}, "
+                f"the decoder computed {tuple(key_states.shape)}/{tuple(value_states.shape)}"
+            )
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+class ReplayCache(Cache):
+    """The training path (KVP 3.1): every position attends to the given rows, its own included."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        super().__init__(layers=[_ReplayLayer(k, v) for k, v in zip(keys, values, strict=True)])
+
+
+def filled_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> DynamicCache:
+    """A dynamic cache that holds the given rows; gradients flow into them."""
+    cache = DynamicCache()
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        cache.update(k, v, layer)
+    return cache
+
+
+def filled_static_cache(
+    keys: Sequence[Tensor], values: Sequence[Tensor], max_length: int
+) -> StaticCache:
+    """A static cache of ``max_length`` slots whose first slots hold the given rows."""
+    cache = empty_static_cache(len(keys), max_length)
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        cache.update(k, v, layer)
+    return cache
+
+
+def empty_static_cache(n_layers: int, max_length: int) -> StaticCache:
+    """A static cache whose layers all keep the full length (sliding windows act in the mask)."""
+    cache = StaticCache(PreTrainedConfig(num_hidden_layers=n_layers), max_cache_len=max_length)
+    cache.layers = [StaticLayer(max_cache_len=max_length) for _ in range(n_layers)]
+    return cache
+
+
+def n_rows(cache: Cache) -> int:
+    """Number of filled rows."""
+    return int(cache.get_seq_length())
+
+
+def roll_back(cache: Cache, rows: int) -> None:
+    """Drop the last ``rows`` rows of every layer.
+
+    Raises:
+        ValueError: If ``rows`` is negative or more than the cache holds.
+    """
+    held = n_rows(cache)
+    if not 0 <= rows <= held:
+        raise ValueError(f"cannot roll back {rows} rows of a cache that holds {held}")
+    if rows:
+        cache.crop(-rows)
+
+
+def shift_rows_right(cache: Cache, shifts: Tensor) -> None:
+    """Move the filled rows of batch entry ``b`` by ``shifts[b]`` slots to the right.
+
+    What falls off the right end is dropped and the freed left slots hold arbitrary finite rows
+    that the caller's attention mask must hide. Keys carry their positions already, so that slots
+    can change freely. ``shifts`` is ``(B,)`` of non-negative integers.
+    """
+    held = n_rows(cache)
+    source = (torch.arange(held, device=shifts.device)[None] - shifts[:, None]) % max(held, 1)
+    for layer in cache.layers:
+        for name in ("keys", "values"):
+            rows = getattr(layer, name)
+            index = source.to(rows.device)[:, None, :, None].expand(
+                -1, rows.shape[1], -1, rows.shape[3]
+            )
+            moved = rows[:, :, :held].gather(2, index)
+            if held == rows.shape[2]:
+                setattr(layer, name, moved)
+            else:
+                rows[:, :, :held] = moved

@@ -1,0 +1,396 @@
+"""The joined model: auxiliary and predictor in front of a frozen base (arXiv 2410.08391)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.model.auxiliary import Auxiliary
+from lit_kvpred.model.caches import (
+    ReplayCache,
+    empty_static_cache,
+    filled_cache,
+    filled_static_cache,
+)
+from lit_kvpred.model.family import FamilyAdapter, split_heads
+from lit_kvpred.model.least_squares import LeastSquaresFit, NormalEquations
+from lit_kvpred.model.offload import AuxiliaryStore
+from lit_kvpred.model.predictor import KVPredictor
+from lit_kvpred.model.reading import CacheRows, read_rows
+from lit_kvpred.model.sequences import Sequences
+
+from lit_kvpred.sirius.correction import Correction
+
+if TYPE_CHECKING:
+    from lit_kvpred.generation.events import Event
+    from lit_kvpred.generation.generate import GenerationOutput
+    from lit_kvpred.generation.prefill import Prefill
+
+Features = Literal["kv"]
+Init = Literal["default", "least_squares"]
+
+
+class PredictedRows(NamedTuple):
+    """Predicted keys and values per base layer, split ``(B, heads, T, dim)``.
+
+    Keys are after the base's key norm and without rotation, as the consistency loss compares them.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+class KVPredictionOutput(NamedTuple):
+    """What the training path returns.
+
+    Attributes:
+        logits: The base's logits on predicted rows, ``(B, T, V)``.
+        auxiliary_logits: The auxiliary's logits, ``(B, T, V_auxiliary)``.
+        predicted: Per base layer ``(keys, values)``, each ``(B, heads, T, dim)``, un-rotated.
+    """
+
+    logits: Tensor
+    auxiliary_logits: Tensor
+    predicted: list[tuple[Tensor, Tensor]]
+
+
+class KVPredictionModel(nn.Module):
+    """A frozen base whose prompt cache an auxiliary and linear maps predict (KVP 2).
+
+    Args:
+        base: The base; its parameters are frozen and it stays in eval mode for good.
+        auxiliary: From `build_auxiliary`.
+        features: What the predictor reads. ``kv``: keys for keys and values for values, as
+            published.
+        init: ``default`` (torch's own, as published) or ``least_squares``; the latter is complete
+            once `fit_least_squares` has seen calibration batches.
+        layer_map: For each base layer the auxiliary layer that feeds it; by default the published
+            rule of the auxiliary's kind.
+
+    Raises:
+        ConfigurationError: For unknown settings or a layer map that doesn't fit.
+        UnsupportedFamilyError: If the base's family can't be served.
+    """
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        auxiliary: Auxiliary,
+        *,
+        features: Features = "kv",
+        init: Init = "default",
+        layer_map: list[int] | None = None,
+    ) -> None:
+        super().__init__()
+        if features != "kv":
+            raise ConfigurationError(f"features '{features}' are unknown; use 'kv'")
+        if init not in ("default", "least_squares"):
+            raise ConfigurationError(
+                f"init '{init}' is unknown; use 'default' or 'least_squares'"
+            )
+        self.base = base
+        self.auxiliary = auxiliary
+        self.features, self.init = features, init
+        self.adapter = FamilyAdapter(base)
+        self.predictor = KVPredictor(
+            auxiliary.adapter.shapes, self.adapter.shapes, layer_map or auxiliary.base_map
+        )
+        self._store: AuxiliaryStore | None = None
+        base.requires_grad_(False)
+        base.eval()
+
+    def train(self, mode: bool = True) -> KVPredictionModel:
+        """Set the training mode of auxiliary and predictor; the base always stays in eval mode.
+
+        In train mode with gradient checkpointing transformers would drop the cache (KVP 11).
+        """
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    # -- the training path ------------------------------------------------------------------
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+    ) -> KVPredictionOutput:
+        """The training path: every base position attends to predicted rows only (KVP 3.1).
+
+        Args:
+            input_ids: ``(B, T)`` long.
+            attention_mask: ``(B, T)``, 0 at padding on either side.
+            document_ids: ``(B, T)`` long, packed documents per row, -1 at right padding.
+        """
+        sequences = describe_batch(input_ids, attention_mask, document_ids)
+        auxiliary = read_rows(self.auxiliary.adapter, input_ids, sequences, logits_from=0)
+        predicted = self.predict(auxiliary)
+        logits = self.replay(predicted, input_ids, sequences)
+        assert auxiliary.logits is not None
+        return KVPredictionOutput(
+            logits, auxiliary.logits, list(zip(predicted.keys, predicted.values, strict=True))
+        )
+
+    def read_auxiliary(
+        self, input_ids: Tensor, sequences: Sequences, *, logits_from: int | None = None
+    ) -> CacheRows:
+        """The auxiliary's rows; without ``logits_from`` nothing unneeded is computed."""
+        stop = self.predictor.last_feeding_layer if logits_from is None else None
+        return read_rows(
+            self.auxiliary.adapter,
+            input_ids,
+            sequences,
+            logits_from=logits_from,
+            stop_after=stop,
+        )
+
+    @torch.no_grad()
+    def read_base(
+        self, input_ids: Tensor, sequences: Sequences, *, logits_from: int | None = None
+    ) -> CacheRows:
+        """The base's exact rows, and its logits from row ``logits_from`` on if asked for."""
+        return read_rows(self.adapter, input_ids, sequences, logits_from=logits_from)
+
+    def predict(self, auxiliary: CacheRows) -> PredictedRows:
+        """Auxiliary rows to predicted base rows, through the base's own key norm."""
+        raw_keys, values = self.predictor(auxiliary)
+        shapes = self.adapter.shapes
+        keys = [self.adapter.apply_key_norm(k, i) for i, k in enumerate(raw_keys)]
+        return PredictedRows(
+            keys, [split_heads(v, s.heads) for v, s in zip(values, shapes, strict=True)]
+        )
+
+    def replay(self, predicted: PredictedRows, input_ids: Tensor, sequences: Sequences) -> Tensor:
+        """Base logits ``(B, T, V)`` with all rows predicted, each query's own included."""
+        return self.base(
+            input_ids,
+            position_ids=sequences.position_ids,
+            attention_mask=sequences.attention_mask(self.adapter, self.base.dtype),
+            cache=ReplayCache(*self._stored(predicted, sequences.position_ids)),
+            use_cache=True,
+        ).logits
+
+    def continue_from(
+        self, predicted: PredictedRows, input_ids: Tensor, sequences: Sequences
+    ) -> Tensor:
+        """Base logits of the rows after the predicted ones, as at inference (matched split).
+
+        Args:
+            predicted: Rows of the first ``cut`` tokens.
+            input_ids: All tokens ``(B, T)``.
+            sequences: Of all tokens.
+
+        Returns:
+            ``(B, T - cut, V)``.
+        """
+        cut = predicted.keys[0].shape[2]
+        cache = filled_cache(*self._stored(predicted, sequences.position_ids[:, :cut]))
+        return self.base(
+            input_ids[:, cut:],
+            position_ids=sequences.position_ids[:, cut:],
+            attention_mask=sequences.attention_mask(self.adapter, self.base.dtype, cut),
+            cache=cache,
+            use_cache=True,
+        ).logits
+
+    def _stored(
+        self, predicted: PredictedRows, position_ids: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Predicted rows as the base stores them: rotated, in its compute dtype."""
+        tables = self.adapter.rotary_tables(position_ids)
+        device = position_ids.device.type
+        dtype = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else self.base.dtype
+        )
+        keys = [tables.rotate(k, i).to(dtype) for i, k in enumerate(predicted.keys)]
+        return keys, [v.to(dtype) for v in predicted.values]
+
+    # -- fitting ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def fit_least_squares(
+        self, batches: Iterable[Mapping[str, Tensor] | Tensor], *, ridge: float = 1e-4
+    ) -> LeastSquaresFit:
+        """Fit the predictor in closed form on exact base rows, in one pass over ``batches``.
+
+        Args:
+            batches: Token ids ``(B, T)``, or mappings with ``input_ids`` and optionally
+                ``attention_mask`` or ``document_ids``.
+            ridge: Penalty relative to the mean squared feature.
+
+        Raises:
+            ValueError: If ``batches`` is empty.
+        """
+        equations = NormalEquations(self.predictor)
+        device = self.base.device
+        for batch in batches:
+            fields = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
+            fields = {name: value.to(device) for name, value in fields.items()}
+            sequences = describe_batch(
+                fields["input_ids"], fields.get("attention_mask"), fields.get("document_ids")
+            )
+            auxiliary = self.read_auxiliary(fields["input_ids"], sequences)
+            base = self.read_base(fields["input_ids"], sequences)
+            equations.add(auxiliary, base, sequences.real)
+        return equations.solve_(ridge)
+
+    # -- inference --------------------------------------------------------------------------
+
+    def predicted_cache(
+        self, input_ids: Tensor, sequences: Sequences, *, static_length: int | None = None
+    ) -> Cache:
+        """A base cache whose rows for ``input_ids`` ``(B, T)`` are all predicted; T may be 0.
+
+        Args:
+            input_ids: The prompt without its last token.
+            sequences: Of these tokens.
+            static_length: Slots of a static cache; None makes a dynamic one.
+        """
+        if input_ids.shape[1] == 0:
+            if static_length is None:
+                return filled_cache([], [])
+            return empty_static_cache(self.adapter.n_layers, static_length)
+        predicted = self.predict(self.read_auxiliary(input_ids, sequences))
+        keys, values = self._stored(predicted, sequences.position_ids)
+        if not sequences.all_real:
+            # A fully masked row of the auxiliary may be NaN, which a mask alone can't hide.
+            padding = ~sequences.real[:, None, :, None]
+            keys = [k.masked_fill(padding, 0.0) for k in keys]
+            values = [v.masked_fill(padding, 0.0) for v in values]
+        if static_length is None:
+            return filled_cache(keys, values)
+        return filled_static_cache(keys, values, static_length)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        static_length: int | None = None,
+    ) -> Prefill:
+        """Predict all prompt rows but the last, run the base on the last token (KVP 4.2).
+
+        Args:
+            input_ids: ``(B, N)`` long, left-padded; N = 1 runs the base alone.
+            attention_mask: ``(B, N)``, 0 at left padding.
+            static_length: Slots of a static cache; None makes a dynamic one.
+
+        Returns:
+            ``.logits`` ``(B, V)`` of the first answer token and ``.cache`` with N rows.
+
+        Raises:
+            PromptError: If the prompt is empty, too long, or padded on the right.
+        """
+        from lit_kvpred.generation.prefill import predicted_prefill
+
+        self.restore_auxiliary()
+        return predicted_prefill(self, input_ids, attention_mask, static_length=static_length)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        correction: Correction | None = None,
+        **settings: Any,
+    ) -> GenerationOutput:
+        """Answer prompts from a predicted cache.
+
+        Args:
+            input_ids: ``(B, N)`` long, left-padded.
+            attention_mask: ``(B, N)``, 0 at left padding.
+            correction: Makes prompt and text exact after ``correction.period`` tokens; None stays
+                on the predicted prompt for good.
+            **settings: Fields of `lit_kvpred.generation.settings.GenerationSettings`, such as
+                ``max_new_tokens``, ``sampling``, ``stop_strings``, ``static_cache``.
+
+        Returns:
+            ``.sequences`` ``(B, N + answer)``, ``.answers`` and ``.stats``.
+
+        Raises:
+            PromptError: If a prompt is empty, too long or padded on the right.
+            ConfigurationError: If settings contradict each other.
+        """
+        from lit_kvpred.generation.generate import generate
+
+        return generate(
+            self,
+            input_ids,
+            attention_mask,
+            settings=GenerationSettings(**settings),
+            correction=correction,
+        )
+
+    def stream(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        correction: Correction | None = None,
+        **settings: Any,
+    ) -> Generator[Event, None, GenerationOutput]:
+        """Like `generate`, but yields token, retraction and exactness events as they happen."""
+        from lit_kvpred.generation.generate import stream
+
+        return stream(
+            self,
+            input_ids,
+            attention_mask,
+            settings=GenerationSettings(**settings),
+            correction=correction,
+        )
+
+    # -- memory and artefacts ---------------------------------------------------------------
+
+    def release_auxiliary(self) -> None:
+        """Move the auxiliary's and predictor's weights to disk until the next prompt needs them."""
+        if self._store is None:
+            self._store = AuxiliaryStore()
+        self._store.release(nn.ModuleList([self.auxiliary, self.predictor]))
+
+    def restore_auxiliary(self) -> None:
+        """Bring released weights back; does nothing when they are here."""
+        if self._store is not None:
+            self._store.restore()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the trained part and a reference to the base; see `lit_kvpred.model.artefact`."""
+        from lit_kvpred.model.artefact import save_artefact
+
+        self.restore_auxiliary()
+        save_artefact(self, Path(folder))
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, base: PreTrainedModel | None = None
+    ) -> KVPredictionModel:
+        """Load an artefact; ``base`` None loads the base that the artefact names.
+
+        Raises:
+            CheckpointError: If the artefact is damaged or was made for another base.
+        """
+        from lit_kvpred.model.artefact import load_artefact
+
+        return load_artefact(Path(folder), base)
+
+
+def describe_batch(
+    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None = None
+) -> Sequences:
+    """The `Sequences` of a batch given any of its descriptions."""
+    if document_ids is not None:
+        return Sequences.packed(document_ids)
+    if attention_mask is not None and not bool(attention_mask.bool().all()):
+        return Sequences.padded(attention_mask)
+    return Sequences.unpadded(input_ids.shape[0], input_ids.shape[1], input_ids.device)

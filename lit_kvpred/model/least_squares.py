@@ -1,0 +1,128 @@
+"""Closed-form initialisation of the predictor: ridge regression from streamed normal equations.
+
+For each feature matrix X (with a column of ones) and target Y the minimiser of
+``|XW - Y|^2 + ridge * mean(diag(X'X)) * |W without bias|^2`` needs only ``X'X``, shared by all base
+layers that read the same auxiliary layer, and ``X'Y``. Both are accumulated in float64, so that
+memory does not grow with the number of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lit_kvpred.model.predictor import KVPredictor
+from lit_kvpred.model.reading import CacheRows
+
+
+@dataclass(frozen=True)
+class LeastSquaresFit:
+    """What a fit saw and reached.
+
+    Attributes:
+        tokens: Number of rows used.
+        key_error: Per base layer, residual variance of keys over their variance (1 - R^2).
+        value_error: The same for values.
+    """
+
+    tokens: int
+    key_error: list[float]
+    value_error: list[float]
+
+
+class _Moments:
+    """Sums of one target: ``X'Y``, ``sum Y`` and ``sum Y^2``."""
+
+    def __init__(self, features: int, targets: int) -> None:
+        self.cross = torch.zeros(features + 1, targets, dtype=torch.float64)
+        self.square = torch.zeros(targets, dtype=torch.float64)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        self.cross += (x.T @ y).double().cpu()
+        self.square += y.double().square().sum(0).cpu()
+
+
+class NormalEquations:
+    """Accumulates the normal equations of a predictor over a calibration pass."""
+
+    def __init__(self, predictor: KVPredictor) -> None:
+        self.predictor = predictor
+        self.tokens = 0
+        self._grams: dict[tuple[str, int], Tensor] = {}
+        self._moments: dict[tuple[str, int], _Moments] = {}
+        for part, maps in self._maps().items():
+            for base_layer, linear in enumerate(maps):
+                key = (part, predictor.layer_map[base_layer])
+                width = linear.in_features + 1
+                self._grams.setdefault(key, torch.zeros(width, width, dtype=torch.float64))
+                self._moments[part, base_layer] = _Moments(linear.in_features, linear.out_features)
+
+    @torch.no_grad()
+    def add(self, auxiliary: CacheRows, base: CacheRows, real: Tensor) -> None:
+        """Add a batch; ``real`` ``(B, T)`` bool selects the rows to use."""
+        self.tokens += int(real.sum())
+        for part in self._maps():
+            features = {
+                j: _with_ones(_part(auxiliary, part)[j][real])
+                for j in dict.fromkeys(self.predictor.layer_map)
+            }
+            for j, x in features.items():
+                self._grams[part, j] += (x.T @ x).double().cpu()
+            for base_layer, j in enumerate(self.predictor.layer_map):
+                target = _part(base, part)[base_layer][real].float()
+                self._moments[part, base_layer].add(features[j], target)
+
+    @torch.no_grad()
+    def solve_(self, ridge: float) -> LeastSquaresFit:
+        """Write the solution into the predictor.
+
+        Args:
+            ridge: Penalty on the weights (not the bias), relative to the mean squared feature.
+
+        Raises:
+            ValueError: If no row was added.
+        """
+        if self.tokens == 0:
+            raise ValueError("no calibration row was added")
+        errors: dict[str, list[float]] = {"keys": [], "values": []}
+        for part, maps in self._maps().items():
+            for base_layer, linear in enumerate(maps):
+                gram = self._grams[part, self.predictor.layer_map[base_layer]]
+                moments = self._moments[part, base_layer]
+                solution = _ridge_solution(gram, moments.cross, ridge)
+                linear.weight.copy_(solution[:-1].T)
+                linear.bias.copy_(solution[-1])
+                errors[part].append(self._relative_error(gram, moments, solution))
+        return LeastSquaresFit(self.tokens, errors["keys"], errors["values"])
+
+    def _maps(self) -> dict[str, nn.ModuleList]:
+        return {"keys": self.predictor.keys, "values": self.predictor.values}
+
+    def _relative_error(self, gram: Tensor, moments: _Moments, solution: Tensor) -> float:
+        explained = 2 * (solution * moments.cross).sum(0) - (solution * (gram @ solution)).sum(0)
+        residual = (moments.square - explained).clamp(min=0).sum()
+        mean = moments.cross[-1] / self.tokens
+        variance = (moments.square - self.tokens * mean.square()).sum()
+        return float(residual / variance.clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _part(rows: CacheRows, part: str) -> list[Tensor]:
+    return rows.raw_keys if part == "keys" else rows.values
+
+
+def _with_ones(features: Tensor) -> Tensor:
+    features = features.float()
+    return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+
+def _ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    penalty = torch.full((len(gram),), float(ridge * gram.diagonal()[:-1].mean())).double()
+    penalty[-1] = 0.0
+    penalised = gram + torch.diag(penalty)
+    factor, info = torch.linalg.cholesky_ex(penalised)
+    if int(info) == 0:
+        return torch.cholesky_solve(cross, factor)
+    # Fewer rows than features and hardly any ridge: take the minimum-norm solution.
+    return torch.linalg.pinv(penalised, hermitian=True) @ cross

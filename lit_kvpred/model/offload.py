@@ -1,0 +1,63 @@
+"""Keeping the auxiliary's weights on disk while the base decodes.
+
+Auxiliary and predictor are needed for a fraction of a second per prompt. With their weights on
+disk in between, memory while decoding is the base's alone (KVP 4.4).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from lit_kvpred.errors import CheckpointError
+
+
+class AuxiliaryStore:
+    """Releases and restores the parameters of one module, bit for bit."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="lit-kvpred-")
+        self._file = Path(self._folder.name) / "auxiliary.safetensors"
+        self._released: nn.Module | None = None
+        self._written_versions: dict[str, int] = {}
+
+    @torch.no_grad()
+    def release(self, module: nn.Module) -> None:
+        """Write the parameters (once, unless they changed since) and free their memory.
+
+        Raises:
+            CheckpointError: If the temporary folder can't take them; the weights stay in memory.
+        """
+        if self._released is not None:
+            return
+        parameters = dict(module.named_parameters())
+        versions = {name: p._version for name, p in parameters.items()}
+        if versions != self._written_versions:
+            try:
+                save_file({n: p.detach().contiguous() for n, p in parameters.items()}, self._file)
+            except OSError as error:
+                raise CheckpointError(
+                    f"can't off-load the auxiliary to {self._folder.name} ({error}); "
+                    "free disk space or generate without release_auxiliary"
+                ) from error
+        for parameter in parameters.values():
+            parameter.data = parameter.data.new_empty(0)
+        self._released = module
+        self._written_versions = versions
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Read released parameters back; does nothing when nothing is released."""
+        if self._released is None:
+            return
+        parameters = dict(self._released.named_parameters())
+        with safe_open(self._file, framework="pt") as file:
+            for name, parameter in parameters.items():
+                parameter.data = file.get_tensor(name).to(parameter.device)
+        self._released = None
+        self._written_versions = {name: p._version for name, p in parameters.items()}
