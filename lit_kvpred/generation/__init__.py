@@ -1,0 +1,1 @@
+"""From prompt to answer: prefill, decoding, catch-up, reconciliation, events."""

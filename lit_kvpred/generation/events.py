@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 @dataclass(frozen=True)
@@ -34,3 +36,18 @@ class ExactEvent:
 
 
 Event = TokenEvent | RetractionEvent | ExactEvent
+
+Output = TypeVar("Output")
+
+
+def drain(
+    events: Generator[Event, None, Output], handle: Callable[[Event], None] | None = None
+) -> Output:
+    """Run a stream to its end, handing each event to ``handle``; returns the stream's value."""
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            return end.value
+        if handle is not None:
+            handle(event)

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from lit_kvpred.generation.answer import AnswerState
-from lit_kvpred.generation.events import Event, ExactEvent, RetractionEvent, TokenEvent
+from lit_kvpred.generation.events import (
+    Event,
+    ExactEvent,
+    RetractionEvent,
+    TokenEvent,
+    drain,
+)
 from lit_kvpred.generation.prefill import (
     Prefill,
     describe_prompt,
@@ -95,9 +101,7 @@ def generate(
     correction: Correction | None = None,
 ) -> GenerationOutput:
     """Answer prompts from a predicted cache; arguments and errors of `stream`."""
-    return _collect(
-        stream(model, input_ids, attention_mask, settings=settings, correction=correction)
-    )
+    return drain(stream(model, input_ids, attention_mask, settings=settings, correction=correction))
 
 
 def generate_exact(
@@ -114,15 +118,7 @@ def generate_exact(
         return exact_prefill(adapter, input_ids, attention_mask, static_length=static_length)
 
     writer = _Writer(adapter, input_ids, attention_mask, settings, None)
-    return _collect(writer.write(prefill, predicted=False))
-
-
-def _collect(events: Generator[Event, None, GenerationOutput]) -> GenerationOutput:
-    while True:
-        try:
-            next(events)
-        except StopIteration as end:
-            return end.value
+    return drain(writer.write(prefill, predicted=False))
 
 
 class _Writer:
@@ -194,9 +190,7 @@ class _Writer:
         answer.append(self.choose(first.logits))
         return answer
 
-    def _draft(
-        self, answer: AnswerState, correction: Correction
-    ) -> Generator[Event, None, None]:
+    def _draft(self, answer: AnswerState, correction: Correction) -> Generator[Event, None, None]:
         limit = 1 if correction.policy == "hold" else None
         for _ in range(correction.period - 1):
             if answer.all_done:

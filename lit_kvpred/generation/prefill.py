@@ -96,9 +96,7 @@ def predicted_prefill(
 ) -> Prefill:
     """Predict the rows of all prompt tokens but the last; the base runs the last one (KVP 4.2)."""
     sequences = describe_prompt(model.adapter, input_ids, attention_mask)
-    cache = model.predicted_cache(
-        input_ids[:, :-1], sequences[:-1], static_length=static_length
-    )
+    cache = model.predicted_cache(input_ids[:, :-1], sequences[:-1], static_length=static_length)
     return Prefill(_run_base(model.adapter, input_ids[:, -1:], sequences, cache), cache)
 
 

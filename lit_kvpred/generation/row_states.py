@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 import torch
-from torch import Tensor
 
 
 class RowState(IntEnum):

@@ -40,6 +40,9 @@ class Sampling:
             )
 
 
+GREEDY = Sampling()
+
+
 class TokenChooser:
     """Draws tokens according to a `Sampling`."""
 

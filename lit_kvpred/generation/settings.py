@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_kvpred.generation.sampling import Sampling
+from lit_kvpred.generation.sampling import GREEDY, Sampling
 from lit_kvpred.generation.stopping import StopRule, eos_token_ids
 
 
@@ -27,7 +27,7 @@ class GenerationSettings:
     """
 
     max_new_tokens: int = 128
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     eos_ids: Sequence[int] | None = None
     stop_strings: Sequence[str] = ()
     tokenizer: PreTrainedTokenizerBase | None = None

@@ -47,9 +47,7 @@ class GenerationStats:
         self.drafted = sum(verdict.drafted)
         self.accepted = sum(verdict.accepted)
         self.retracted = sum(d - k for d, k in zip(verdict.drafted, verdict.kept, strict=True))
-        self.unrecoverable = sum(
-            k - a for k, a in zip(verdict.kept, verdict.accepted, strict=True)
-        )
+        self.unrecoverable = sum(k - a for k, a in zip(verdict.kept, verdict.accepted, strict=True))
         self.aal = average_advance_length([a + 1 for a in verdict.accepted])
         period = 1 + max(verdict.drafted)
         self.effective_density = effective_density(period, _DENSE, self.aal)

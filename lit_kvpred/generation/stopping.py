@@ -61,9 +61,3 @@ def eos_token_ids(model: PreTrainedModel) -> list[int]:
     if ids is None:
         return []
     return [ids] if isinstance(ids, int) else list(ids)
-
-
-def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
-    """``text`` up to the first stop string."""
-    ends = [position for stop in stop_strings if (position := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text

@@ -1,0 +1,1 @@
+"""Predicted caches: auxiliary, predictor, family adapter, caches, artefacts."""

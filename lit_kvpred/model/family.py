@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from lit_kvpred.errors import UnsupportedFamilyError
 from lit_kvpred.model.caches import RecordingCache
-from lit_kvpred.model.rotary import Rotation, RotaryTables, candidate_rotations, rotary_tables
+from lit_kvpred.model.rotary import RotaryTables, Rotation, candidate_rotations, rotary_tables
 
 # Families whose position information never touches the keys: learned tables or ALiBi.
 _WITHOUT_ROTATION = {"biogpt", "bloom", "gpt2", "gpt_bigcode", "gpt_neo", "mpt", "opt", "xglm"}
@@ -106,7 +106,7 @@ class FamilyAdapter:
         return any(norm is not None for norm in self._key_norms)
 
     def rotary_tables(self, position_ids: Tensor) -> RotaryTables:
-        """Tables for ``position_ids`` ``(B or 1, T)``; they do nothing where keys aren't rotated."""
+        """Tables for ``position_ids`` ``(B or 1, T)``; no-ops where keys aren't rotated."""
         if self._rotary is None:
             return RotaryTables({}, {}, [None] * self.n_layers, lambda keys, _cos, _sin: keys)
         assert self._rotation is not None

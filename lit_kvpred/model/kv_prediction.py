@@ -25,7 +25,6 @@ from lit_kvpred.model.offload import AuxiliaryStore
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.reading import CacheRows, read_rows
 from lit_kvpred.model.sequences import Sequences
-
 from lit_kvpred.sirius.correction import Correction
 
 if TYPE_CHECKING:
@@ -92,9 +91,7 @@ class KVPredictionModel(nn.Module):
         if features != "kv":
             raise ConfigurationError(f"features '{features}' are unknown; use 'kv'")
         if init not in ("default", "least_squares"):
-            raise ConfigurationError(
-                f"init '{init}' is unknown; use 'default' or 'least_squares'"
-            )
+            raise ConfigurationError(f"init '{init}' is unknown; use 'default' or 'least_squares'")
         self.base = base
         self.auxiliary = auxiliary
         self.features, self.init = features, init

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from lit_kvpred.errors import ConfigurationError
@@ -65,7 +66,7 @@ def pruned_layer_map(kept: Sequence[int], n_base: int) -> list[int]:
 
 def check_kept_layers(kept: Sequence[int], n_base: int) -> None:
     """Raise `ConfigurationError` unless ``kept`` is 0 < ... < n_base, strictly increasing."""
-    increasing = all(a < b for a, b in zip(kept, kept[1:], strict=False))
+    increasing = all(a < b for a, b in itertools.pairwise(kept))
     if not kept or kept[0] != 0 or not increasing or kept[-1] >= n_base:
         raise ConfigurationError(
             f"kept layers {list(kept)} must increase strictly, start with 0 (nothing feeds base "

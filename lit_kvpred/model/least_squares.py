@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.reading import CacheRows
@@ -52,7 +52,7 @@ class NormalEquations:
         self.tokens = 0
         self._grams: dict[tuple[str, int], Tensor] = {}
         self._moments: dict[tuple[str, int], _Moments] = {}
-        for part, maps in self._maps().items():
+        for part, maps in predictor.maps.items():
             for base_layer, linear in enumerate(maps):
                 key = (part, predictor.layer_map[base_layer])
                 width = linear.in_features + 1
@@ -63,7 +63,7 @@ class NormalEquations:
     def add(self, auxiliary: CacheRows, base: CacheRows, real: Tensor) -> None:
         """Add a batch; ``real`` ``(B, T)`` bool selects the rows to use."""
         self.tokens += int(real.sum())
-        for part in self._maps():
+        for part in self.predictor.maps:
             features = {
                 j: _with_ones(_part(auxiliary, part)[j][real])
                 for j in dict.fromkeys(self.predictor.layer_map)
@@ -87,7 +87,7 @@ class NormalEquations:
         if self.tokens == 0:
             raise ValueError("no calibration row was added")
         errors: dict[str, list[float]] = {"keys": [], "values": []}
-        for part, maps in self._maps().items():
+        for part, maps in self.predictor.maps.items():
             for base_layer, linear in enumerate(maps):
                 gram = self._grams[part, self.predictor.layer_map[base_layer]]
                 moments = self._moments[part, base_layer]
@@ -96,9 +96,6 @@ class NormalEquations:
                 linear.bias.copy_(solution[-1])
                 errors[part].append(self._relative_error(gram, moments, solution))
         return LeastSquaresFit(self.tokens, errors["keys"], errors["values"])
-
-    def _maps(self) -> dict[str, nn.ModuleList]:
-        return {"keys": self.predictor.keys, "values": self.predictor.values}
 
     def _relative_error(self, gram: Tensor, moments: _Moments, solution: Tensor) -> float:
         explained = 2 * (solution * moments.cross).sum(0) - (solution * (gram @ solution)).sum(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,14 @@ class KVPredictor(nn.Module):
         self.values = nn.ModuleList(nn.Linear(a.value_width, b.value_width) for a, b in pairs)
 
     @property
+    def maps(self) -> dict[str, list[nn.Linear]]:
+        """The maps by part (``keys``, ``values``), one per base layer."""
+        return {
+            "keys": [cast(nn.Linear, linear) for linear in self.keys],
+            "values": [cast(nn.Linear, linear) for linear in self.values],
+        }
+
+    @property
     def last_feeding_layer(self) -> int:
         """The highest auxiliary layer that is needed."""
         return max(self.layer_map)
@@ -62,16 +71,12 @@ class KVPredictor(nn.Module):
             Merged raw keys and merged values per base layer, ``(B, T, width)``, in this module's
             dtype.
         """
-        dtype = self.keys[0].weight.dtype
-        keys = [
-            project(rows.raw_keys[j].to(dtype))
-            for project, j in zip(self.keys, self.layer_map, strict=True)
-        ]
-        values = [
-            project(rows.values[j].to(dtype))
-            for project, j in zip(self.values, self.layer_map, strict=True)
-        ]
-        return keys, values
+        keys, values = self.maps["keys"], self.maps["values"]
+        dtype = keys[0].weight.dtype
+        return (
+            [m(rows.raw_keys[j].to(dtype)) for m, j in zip(keys, self.layer_map, strict=True)],
+            [m(rows.values[j].to(dtype)) for m, j in zip(values, self.layer_map, strict=True)],
+        )
 
     @torch.no_grad()
     def set_identity_(self) -> None:
@@ -80,11 +85,11 @@ class KVPredictor(nn.Module):
         Raises:
             ConfigurationError: If a map is not square.
         """
-        for name, maps in (("key", self.keys), ("value", self.values)):
+        for part, maps in self.maps.items():
             for layer, linear in enumerate(maps):
                 if linear.in_features != linear.out_features:
                     raise ConfigurationError(
-                        f"{name} map of base layer {layer} is {linear.in_features} -> "
+                        f"map of {part} of base layer {layer} is {linear.in_features} -> "
                         f"{linear.out_features}; only square maps can be the identity"
                     )
                 nn.init.eye_(linear.weight)

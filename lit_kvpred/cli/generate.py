@@ -1,0 +1,136 @@
+"""`lit-kvpred generate`: a trained artefact at work on a prompt, streaming."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_kvpred.cli.arguments import call_with_arguments
+
+
+def generate(
+    artefact: str,
+    prompt: str | None = None,
+    prompt_file: str | None = None,
+    base: str | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int | None = None,
+    stop: list[str] | None = None,
+    corrected: bool = True,
+    period: int = 16,
+    threshold: float = 0.1,
+    policy: Literal["hold", "commit", "retract"] = "hold",
+    chat: bool = False,
+    release_auxiliary: bool = False,
+    json_events: bool = False,
+) -> None:
+    """Answer one prompt from its predicted cache.
+
+    Args:
+        artefact: Folder that a run exported (RUN/artefact) or save_pretrained wrote.
+        prompt: The prompt; without it and without prompt_file, standard input is read.
+        prompt_file: File that holds the prompt.
+        base: Folder or hub id of the base, where it is not at the place the artefact names.
+        max_new_tokens: Longest answer.
+        temperature: 0 is greedy.
+        top_k: Draw among the k likeliest tokens; 0 means all.
+        top_p: Draw among the likeliest tokens of this total probability.
+        seed: Of the drawing.
+        stop: Texts that end the answer.
+        corrected: Make prompt and text exact after `period` tokens.
+        period: Tokens drafted on the predicted prompt.
+        threshold: Least probability of an accepted token; above 1 the text is the exact base's.
+        policy: What is shown before the draft is judged.
+        chat: Wrap the prompt in the base's chat template.
+        release_auxiliary: Put the auxiliary's weights on disk while the base decodes.
+        json_events: Print one JSON object per event and the statistics last.
+    """
+    from lit_kvpred.errors import PromptError
+    from lit_kvpred.generation.sampling import Sampling
+    from lit_kvpred.model.kv_prediction import KVPredictionModel
+    from lit_kvpred.model.loading import load_base, load_tokenizer
+    from lit_kvpred.sirius.correction import Correction
+
+    text = prompt
+    if text is None:
+        text = Path(prompt_file).read_text() if prompt_file else sys.stdin.read()
+    correction = Correction(period, threshold, policy=policy) if corrected else None
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    model = KVPredictionModel.from_pretrained(artefact, load_base(base) if base else None)
+    tokenizer = load_tokenizer(base or model.base.config.name_or_path)
+    if chat:
+        messages = [{"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    if ids.shape[1] == 0:
+        raise PromptError("the prompt is empty; give at least one token")
+    events = model.stream(
+        ids,
+        correction=correction,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_strings=stop or (),
+        tokenizer=tokenizer,
+        release_auxiliary=release_auxiliary,
+    )
+    if json_events:
+        _print_events(events)
+    else:
+        _print_text(events, tokenizer)
+
+
+def _print_events(events: Generator[Any, None, Any]) -> None:
+    from lit_kvpred.generation.events import drain
+
+    output = drain(events, lambda event: _line(type(event).__name__, event))
+    _line("GenerationStats", output.stats)
+
+
+def _line(kind: str, content: Any) -> None:
+    sys.stdout.write(json.dumps({"event": kind, **dataclasses.asdict(content)}) + "\n")
+    sys.stdout.flush()
+
+
+def _print_text(events: Generator[Any, None, Any], tokenizer: Any) -> None:
+    """Write the answer as it comes; in a terminal taken-back tokens are redrawn."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from lit_kvpred.generation.events import RetractionEvent, TokenEvent, drain
+
+    shown: list[int] = []
+    console = Console(highlight=False)
+
+    def text() -> str:
+        return tokenizer.decode(shown, skip_special_tokens=True)
+
+    def follow(event: Any) -> None:
+        if isinstance(event, TokenEvent):
+            shown.append(event.token)
+        elif isinstance(event, RetractionEvent):
+            del shown[-event.count :]
+
+    if not console.is_terminal:
+        drain(events, follow)
+        sys.stdout.write(text() + "\n")
+        return
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+
+        def redraw(event: Any) -> None:
+            follow(event)
+            live.update(Text(text()), refresh=True)
+
+        drain(events, redraw)
+
+
+def run(words: list[str]) -> None:
+    """Run the command with its name and arguments."""
+    call_with_arguments(generate, words)

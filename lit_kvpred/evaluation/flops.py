@@ -1,0 +1,176 @@
+"""Floating-point operations of a prompt: as published and as really computed (KVP 5).
+
+A multiplication and an addition count as two. The published numbers are ratios of parameter
+counts. The honest ones count every matrix product of the layers that run, attention over the
+causal context, the predictor, and the base's own step; they come from running the architecture
+without weights under torch's FLOP counter, so that any family is counted as it is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Sequence
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from lit_kvpred.errors import UnsupportedFamilyError
+from lit_kvpred.model.caches import ForwardStopped, RecordingCache
+
+_WEIGHT_PRODUCTS = {"aten.mm", "aten.addmm", "aten._grouped_mm"}
+
+# -- honest counts ----------------------------------------------------------------------------
+
+
+def prefill(config: PreTrainedConfig, n_tokens: int) -> int:
+    """FLOPs of an ordinary prefill of ``n_tokens`` with logits of the last row only."""
+    layers = _row_flops(_freeze(config), None)
+    return (
+        n_tokens * layers
+        + _attention_flops(config, _n_layers(config), n_tokens)
+        + _head_flops(_freeze(config))
+    )
+
+
+def decode_step(config: PreTrainedConfig, context: int) -> int:
+    """FLOPs of one decode step whose row sees ``context`` rows, its own included."""
+    key = _freeze(config)
+    attention = 4 * _attention_width(config) * context * _n_layers(config)
+    return _row_flops(key, None) + attention + _head_flops(key)
+
+
+def kv_prediction(
+    base: PreTrainedConfig,
+    auxiliary: PreTrainedConfig,
+    n_tokens: int,
+    *,
+    layer_map: Sequence[int],
+    predictor_parameters: int,
+) -> int:
+    """FLOPs to the first token with predicted rows.
+
+    The auxiliary reads ``n_tokens - 1`` tokens up to the keys and values of its last feeding layer,
+    the predictor maps them, the base runs the last token.
+
+    Args:
+        base: Configuration of the base.
+        auxiliary: Configuration of the auxiliary.
+        n_tokens: Prompt tokens, at least 1.
+        layer_map: For each base layer the auxiliary layer that feeds it.
+        predictor_parameters: Weights and biases of the predictor.
+    """
+    rows, last = n_tokens - 1, max(layer_map)
+    reading = rows * _row_flops(_freeze(auxiliary), last)
+    # The last feeding layer ends at its keys and values: it attends to nothing.
+    reading += _attention_flops(auxiliary, last, rows)
+    return reading + 2 * predictor_parameters * rows + decode_step(base, n_tokens)
+
+
+def speedup_bound(
+    base: PreTrainedConfig,
+    auxiliary: PreTrainedConfig,
+    n_tokens: int,
+    *,
+    layer_map: Sequence[int],
+    predictor_parameters: int,
+) -> float:
+    """Time to first token can't fall by more than this factor at equal FLOPs per second."""
+    return prefill(base, n_tokens) / kv_prediction(
+        base,
+        auxiliary,
+        n_tokens,
+        layer_map=layer_map,
+        predictor_parameters=predictor_parameters,
+    )
+
+
+# -- published formulas -----------------------------------------------------------------------
+
+
+def published_ratio(base_parameters: int, auxiliary_parameters: int) -> float:
+    """The published reduction: total parameters of base over auxiliary, nothing else counted."""
+    return base_parameters / auxiliary_parameters
+
+
+def parameter_ratio(
+    n_tokens: int, base_parameters: int, auxiliary_parameters: int, predictor_parameters: int
+) -> float:
+    """Full count by the rule 2P per token: ``N P_B / ((N - 1)(P_A + P_P) + P_B)``."""
+    predicted = (n_tokens - 1) * (auxiliary_parameters + predictor_parameters)
+    return n_tokens * base_parameters / (predicted + base_parameters)
+
+
+def random_pruning_ratio(retention: float) -> float:
+    """Reduction when a random share of the prompt is kept."""
+    return 1 / retention
+
+
+def static_pruning_ratio(retention: float) -> float:
+    """Reduction when a quarter of the layers ranks all tokens and the kept ones are rerun."""
+    return 1 / (0.25 + retention)
+
+
+def lazy_llm_ratio(start: float, end: float) -> float:
+    """Reduction of progressive token pruning.
+
+    Full width for 30 % of the depth, a linear fall from ``start`` to ``end`` over 60 %, ``end``
+    for the last 10 %.
+    """
+    return 1 / (0.3 + 0.6 * (start + end) / 2 + 0.1 * end)
+
+
+# -- counting ---------------------------------------------------------------------------------
+
+
+def _freeze(config: PreTrainedConfig) -> str:
+    return json.dumps({"model_type": config.model_type, **config.to_dict()}, sort_keys=True)
+
+
+def _n_layers(config: PreTrainedConfig) -> int:
+    return config.get_text_config(decoder=True).num_hidden_layers
+
+
+def _attention_width(config: PreTrainedConfig) -> int:
+    text = config.get_text_config(decoder=True)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return text.num_attention_heads * head_dim
+
+
+def _attention_flops(config: PreTrainedConfig, n_layers: int, n_tokens: int) -> int:
+    """Scores and weighted sums over the causal context, ``sum over t of 4 D t`` a layer."""
+    return 2 * _attention_width(config) * n_tokens * (n_tokens + 1) * n_layers
+
+
+@functools.lru_cache(maxsize=32)
+def _skeleton(frozen_config: str) -> PreTrainedModel:
+    values = json.loads(frozen_config)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config).eval()
+
+
+@functools.lru_cache(maxsize=128)
+def _row_flops(frozen_config: str, stop_after: int | None) -> int:
+    """Weight products of one row through the layers; attention is counted apart."""
+    model = _skeleton(frozen_config)
+    counter = FlopCounterMode(display=False)
+    ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    try:
+        with torch.no_grad(), counter, contextlib.suppress(ForwardStopped):
+            model.get_decoder()(ids, cache=RecordingCache(stop_after), use_cache=True)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UnsupportedFamilyError(
+            f"FLOPs of model family '{model.config.model_type}' can't be counted without weights"
+        ) from error
+    counts = counter.get_flop_counts()["Global"]
+    # Products of two activations (attention over the single row) appear as bmm or sdpa.
+    return sum(flops for operation, flops in counts.items() if str(operation) in _WEIGHT_PRODUCTS)
+
+
+@functools.lru_cache(maxsize=32)
+def _head_flops(frozen_config: str) -> int:
+    head = _skeleton(frozen_config).get_output_embeddings()
+    return 2 * head.weight.numel()

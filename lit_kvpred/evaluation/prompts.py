@@ -1,0 +1,38 @@
+"""A prompt with what counts as a right answer to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scoring = Literal["exact", "normalised", "last_number", "contains", "choice"]
+"""How a completion is compared with the accepted answers; see `lit_kvpred.evaluation.answers`."""
+
+
+@dataclass(frozen=True)
+class PromptExample:
+    """One evaluation prompt.
+
+    Attributes:
+        task: Name of the task, for example `gsm8k` or `next_line/256`.
+        prompt: Text that the model reads.
+        answers: Accepted answers; the right continuation of a choice task.
+        scoring: How a completion is scored.
+        choices: Continuations to choose from, with their leading space, for `choice`.
+        gold: Index of the right one in `choices`.
+        stop: Texts that end the generation; they are no part of the completion.
+        max_new_tokens: Most tokens to generate.
+    """
+
+    task: str
+    prompt: str
+    answers: tuple[str, ...]
+    scoring: Scoring
+    choices: tuple[str, ...] = ()
+    gold: int = 0
+    stop: tuple[str, ...] = ()
+    max_new_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        assert self.answers, f"{self.task}: a prompt needs an accepted answer"
+        assert self.scoring != "choice" or 0 <= self.gold < len(self.choices)

@@ -1,0 +1,158 @@
+"""How close the base on predicted rows stays to the exact base, on held-out text.
+
+As at inference, the first ``cut`` rows of each sequence are predicted and everything is measured on
+the rows after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_kvpred.losses import consistency, next_token_labels
+from lit_kvpred.model.family import split_heads
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.sequences import Sequences
+
+FIRST_TOKENS = 8
+"""Positions after the cut that a user sees first, reported apart."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One batch through the exact base, the base on predicted rows, and the auxiliary.
+
+    Attributes:
+        exact_logits: ``(B, T - cut, V)``.
+        predicted_logits: ``(B, T - cut, V)``.
+        auxiliary_logits: ``(B, T - cut, V_auxiliary)``.
+        labels: ``(B, T - cut)`` long.
+        label_mask: ``(B, T - cut)`` bool, positions with a label.
+        real: ``(B, T - cut)`` bool, positions with a token.
+        key_errors: ``(layers,)``, L1 over the predicted rows.
+        value_errors: ``(layers,)``.
+        predicted_rows: Number of rows behind the errors.
+    """
+
+    exact_logits: Tensor
+    predicted_logits: Tensor
+    auxiliary_logits: Tensor
+    labels: Tensor
+    label_mask: Tensor
+    real: Tensor
+    key_errors: Tensor
+    value_errors: Tensor
+    predicted_rows: int
+
+
+@torch.no_grad()
+def compare(
+    model: KVPredictionModel, input_ids: Tensor, sequences: Sequences, cut: int
+) -> Comparison:
+    """Run a batch ``(B, T)`` all three ways with rows before ``cut`` predicted."""
+    labels, label_mask = next_token_labels(input_ids, sequences)
+    exact = model.read_base(input_ids, sequences, logits_from=cut)
+    auxiliary = model.read_auxiliary(input_ids, sequences, logits_from=cut)
+    before = slice(cut)
+    predicted = model.predict(auxiliary[before])
+    logits = model.continue_from(predicted, input_ids, sequences)
+    shapes = model.adapter.shapes
+    key_errors, value_errors = consistency(
+        predicted.keys,
+        predicted.values,
+        [k[:, :, before] for k in exact.keys],
+        [split_heads(v[:, before], s.heads) for v, s in zip(exact.values, shapes, strict=True)],
+        sequences.real[:, before],
+    )
+    assert exact.logits is not None
+    assert auxiliary.logits is not None
+    return Comparison(
+        exact.logits,
+        logits,
+        auxiliary.logits,
+        labels[:, cut:],
+        label_mask[:, cut:],
+        sequences.real[:, cut:],
+        key_errors,
+        value_errors,
+        int(sequences.real[:, before].sum()),
+    )
+
+
+class TextQuality(Metric):
+    """Agreement, KL and cross-entropies over all positions seen, whatever the batch sizes.
+
+    All states are sums, so that uneven batches and processes are weighted by their positions.
+
+    Args:
+        n_layers: Layers of the base.
+    """
+
+    full_state_update = False
+    higher_is_better = None
+
+    def __init__(self, n_layers: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        scalars = (
+            "positions",
+            "agreeing",
+            "first_positions",
+            "first_agreeing",
+            "kl",
+            "labelled",
+            "cross_entropy",
+            "cross_entropy_base",
+            "cross_entropy_auxiliary",
+            "rows",
+        )
+        for name in scalars:
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        for name in ("key_errors", "value_errors"):
+            zeros = torch.zeros(n_layers, dtype=torch.float64)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
+
+    def update(self, batch: Comparison) -> None:
+        """Add a batch."""
+        exact = batch.exact_logits.float().log_softmax(-1)
+        predicted = batch.predicted_logits.float().log_softmax(-1)
+        agreeing = (exact.argmax(-1) == predicted.argmax(-1)) & batch.real
+        kl = (exact.exp() * (exact - predicted)).sum(-1)
+        self.positions += batch.real.sum()
+        self.agreeing += agreeing.sum()
+        self.first_positions += batch.real[:, :FIRST_TOKENS].sum()
+        self.first_agreeing += agreeing[:, :FIRST_TOKENS].sum()
+        self.kl += torch.where(batch.real, kl, 0.0).double().sum()
+        self.labelled += batch.label_mask.sum()
+        auxiliary = batch.auxiliary_logits.float().log_softmax(-1)
+        self.cross_entropy += _label_loss(predicted, batch)
+        self.cross_entropy_base += _label_loss(exact, batch)
+        self.cross_entropy_auxiliary += _label_loss(auxiliary, batch)
+        self.rows += batch.predicted_rows
+        self.key_errors += batch.key_errors.double() * batch.predicted_rows
+        self.value_errors += batch.value_errors.double() * batch.predicted_rows
+
+    def compute(self) -> dict[str, Any]:
+        """Plain numbers under the names of an evaluation record's ``text`` entry."""
+        positions, labelled = self.positions.clamp(min=1), self.labelled.clamp(min=1)
+        rows = self.rows.clamp(min=1)
+        return {
+            "agreement": float(self.agreeing / positions),
+            "agreement_first8": float(self.first_agreeing / self.first_positions.clamp(min=1)),
+            "kl": float(self.kl / positions),
+            "cross_entropy": float(self.cross_entropy / labelled),
+            "cross_entropy_base": float(self.cross_entropy_base / labelled),
+            "cross_entropy_gap": float((self.cross_entropy - self.cross_entropy_base) / labelled),
+            "cross_entropy_auxiliary": float(self.cross_entropy_auxiliary / labelled),
+            "consistency_keys": (self.key_errors / rows).tolist(),
+            "consistency_values": (self.value_errors / rows).tolist(),
+            "tokens": int(self.positions),
+        }
+
+
+def _label_loss(log_probabilities: Tensor, batch: Comparison) -> Tensor:
+    chosen = log_probabilities.gather(-1, batch.labels[..., None])[..., 0]
+    return -torch.where(batch.label_mask, chosen, 0.0).double().sum()

@@ -1,0 +1,399 @@
+"""The LightningModule that trains auxiliary and predictor against a frozen base."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from rich.progress import track
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from lit_kvpred.errors import CheckpointError, ConfigurationError, NonFiniteLossError
+from lit_kvpred.evaluation.answering import Answerer
+from lit_kvpred.evaluation.prompts import PromptExample
+from lit_kvpred.evaluation.quality import TextQuality, compare
+from lit_kvpred.losses import Reduction
+from lit_kvpred.model.artefact import base_reference, check_base
+from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
+from lit_kvpred.model.kv_prediction import Features, Init, KVPredictionModel, describe_batch
+from lit_kvpred.model.loading import load_base, load_tokenizer
+from lit_kvpred.model.sequences import Sequences
+from lit_kvpred.objective import Objective, Split, training_losses
+from lit_kvpred.optimisation import decay_groups, warmup_cosine
+from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.unreached import freeze_unreached
+
+_log = logging.getLogger(__name__)
+_FROZEN_PREFIX = "model.base."
+# What the trained tensors mean. Everything else may change between a checkpoint and its resumption.
+_STRUCTURE = ("auxiliary", "keep", "auxiliary_source", "features", "layer_map")
+
+Batch = Mapping[str, Tensor]
+
+
+class KVPredictionModule(LightningModule):
+    """Joint fine-tuning of an auxiliary and linear projections (KVP 3).
+
+    Args:
+        base: Folder, GGUF file or hub id of the base; it stays frozen.
+        base_revision: Hub revision of the base.
+        base_dtype: ``auto`` keeps the file's.
+        auxiliary: ``pruned`` (layers of the base) or ``canonical`` (a smaller sibling).
+        keep: For ``pruned``: .25, .5 or .75 by the published rule, or the list of kept layers.
+        auxiliary_source: For ``canonical``: folder or hub id.
+        features: What the predictor reads; ``kv`` as published.
+        layer_map: For each base layer the auxiliary layer that feeds it; null: published rule.
+        init: ``default`` (as published) or ``least_squares`` (closed form on exact rows).
+        ridge: Penalty of the least-squares fit, relative to the mean squared feature.
+        calibration_batches: Training batches that the least-squares fit sees.
+        base_weight: Weight of the base's cross-entropy on predicted rows.
+        auxiliary_weight: Weight of the auxiliary's own cross-entropy.
+        consistency_weight: Weight of the L1 distance of predicted to exact rows.
+        consistency_reduction: Over layers: ``mean`` (the paper) or ``sum`` (its public configs).
+        distillation_weight: Weight of the KL to the exact base's logits.
+        z_loss_weight: Coefficient of the z-loss next to each cross-entropy.
+        split: ``all_predicted`` (published) or ``matched`` (rows after a random cut are the
+            base's own, as at inference).
+        learning_rate: Peak of AdamW's rate.
+        minimum_learning_rate: Where the cosine ends, relative to the peak.
+        warmup_steps: Optimiser steps of linear warm-up.
+        weight_decay: On matrices only.
+        betas: AdamW's.
+        seed: Of the random cuts.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        base_revision: str | None = None,
+        base_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        auxiliary: AuxiliaryKind = "pruned",
+        keep: float | list[int] = 0.5,
+        auxiliary_source: str | None = None,
+        features: Features = "kv",
+        layer_map: list[int] | None = None,
+        init: Init = "least_squares",
+        ridge: float = 1e-4,
+        calibration_batches: int = 16,
+        base_weight: float = 1.0,
+        auxiliary_weight: float = 1.0,
+        consistency_weight: float = 1.0,
+        consistency_reduction: Reduction = "mean",
+        distillation_weight: float = 0.0,
+        z_loss_weight: float = 1e-4,
+        split: Split = "all_predicted",
+        learning_rate: float = 1e-3,
+        minimum_learning_rate: float = 0.1,
+        warmup_steps: int = 10,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.95),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(_plain(locals()))
+        self.objective = Objective(
+            base_weight=base_weight,
+            auxiliary_weight=auxiliary_weight,
+            consistency_weight=consistency_weight,
+            consistency_reduction=consistency_reduction,
+            distillation_weight=distillation_weight,
+            z_loss_weight=z_loss_weight,
+            split=split,
+        )
+        if init == "least_squares" and calibration_batches < 1:
+            raise ConfigurationError("init least_squares needs calibration_batches of at least 1")
+        self.model: KVPredictionModel | None = None
+        self.tokenizer: Any = None
+        self.batches_seen = 0
+        self.tokens_seen = 0
+        self.trained_steps = 0
+        self.correction = Correction()
+
+    # -- construction -----------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Load the base and build auxiliary and predictor; does nothing the second time."""
+        if self.model is not None:
+            return
+        h = self.hparams
+        self.tokenizer = load_tokenizer(h.base, revision=h.base_revision)
+        base = load_base(h.base, dtype=h.base_dtype, revision=h.base_revision)
+        auxiliary = build_auxiliary(
+            base,
+            h.auxiliary,
+            keep=h.keep,
+            source=h.auxiliary_source,
+            base_tokenizer=self.tokenizer,
+        )
+        self.model = KVPredictionModel(
+            base, auxiliary, features=h.features, init=h.init, layer_map=h.layer_map
+        )
+        freeze_unreached(self.model, self.objective)
+        self.quality = TextQuality(self.model.adapter.n_layers)
+
+    @property
+    def kv_model(self) -> KVPredictionModel:
+        """The joined model, once it is configured."""
+        if self.model is None:
+            raise RuntimeError("call configure_model() first")
+        return self.model
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW without decay on 1-D parameters; linear warm-up, then cosine."""
+        h = self.hparams
+        optimizer = torch.optim.AdamW(
+            decay_groups(self.parameters(), h.weight_decay),
+            lr=h.learning_rate,
+            betas=tuple(h.betas),
+            eps=1e-8,
+        )
+        total = int(self.trainer.estimated_stepping_batches)
+        factor = warmup_cosine(h.warmup_steps, total, h.minimum_learning_rate)
+        schedule = LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    # -- fitting ----------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Fit the predictor in closed form, unless a checkpoint brings a trained one."""
+        if self.hparams.init == "least_squares" and self.trainer.ckpt_path is None:
+            self.fit_predictor(self._calibration_batches())
+
+    def fit_predictor(self, batches: Iterable[Batch]) -> None:
+        """Least-squares initialisation from calibration batches, with a progress bar."""
+        shown = track(
+            list(batches),
+            description="Least squares",
+            disable=self.trainer.progress_bar_callback is None or not self.trainer.is_global_zero,
+        )
+        fit = self.kv_model.fit_least_squares(shown, ridge=self.hparams.ridge)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for parameter in self.kv_model.predictor.parameters():
+                torch.distributed.broadcast(parameter.data, src=0)
+        _log.info(
+            "Least squares on %d tokens leaves %.3f of the variance of keys and %.3f of values.",
+            fit.tokens,
+            sum(fit.key_error) / len(fit.key_error),
+            sum(fit.value_error) / len(fit.value_error),
+        )
+
+    def _calibration_batches(self) -> Iterable[Batch]:
+        provide = getattr(self.trainer.datamodule, "calibration_dataloader", None)
+        if provide is None:
+            raise ConfigurationError(
+                "init least_squares needs a data module with calibration_dataloader(n_batches); "
+                "use TextDataModule or init default"
+            )
+        return provide(self.hparams.calibration_batches)
+
+    def on_train_start(self) -> None:
+        """Let the configured learning rate and decay win over those of a checkpoint."""
+        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        rate = self.hparams.learning_rate
+        decays = (self.hparams.weight_decay, 0.0)
+        schedule.base_lrs = [rate for _ in schedule.base_lrs]
+        for group, decay, factor in zip(
+            optimizer.param_groups, decays, schedule.lr_lambdas, strict=True
+        ):
+            group["initial_lr"], group["weight_decay"] = rate, decay
+            group["lr"] = rate * factor(schedule.last_epoch)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step of the objective; logs every term.
+
+        Raises:
+            NonFiniteLossError: If the loss is NaN or infinite.
+        """
+        input_ids, sequences = _describe(batch)
+        cut = self._random_cut(input_ids.shape[1])
+        losses = training_losses(self.kv_model, self.objective, input_ids, sequences, cut)
+        if not bool(torch.isfinite(losses["loss"])):
+            raise self._not_finite("the training loss")
+        self.batches_seen += 1
+        self.tokens_seen += self._count_tokens(sequences)
+        self.log_dict(
+            {f"train/{name}": value.detach() for name, value in losses.items()}, prog_bar=False
+        )
+        self.log("loss", losses["loss"].detach(), prog_bar=True, logger=False)
+        self.log("tokens_seen", float(self.tokens_seen))
+        self.log("lr", self.optimizers().param_groups[0]["lr"])
+        return losses["loss"]
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step that would write NaN into the weights.
+
+        Raises:
+            NonFiniteLossError: If a gradient is NaN or infinite.
+        """
+        gradients = [
+            p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+        ]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(torch.isfinite(norm)):
+            raise self._not_finite("a gradient")
+        self.log("train/gradient_norm", norm)
+
+    def _random_cut(self, length: int) -> int | None:
+        """A cut that depends on seed and batch number only, so that a resumed run repeats it."""
+        if self.objective.split == "all_predicted":
+            return None
+        if length < 4:
+            raise ConfigurationError(f"the matched split needs at least 4 tokens, got {length}")
+        generator = torch.Generator().manual_seed(self.hparams.seed * 1_000_003 + self.batches_seen)
+        return int(torch.randint(length // 4, length * 3 // 4 + 1, (1,), generator=generator))
+
+    def _count_tokens(self, sequences: Sequences) -> int:
+        count = sequences.real.sum()
+        if self.trainer.world_size > 1:
+            count = self.trainer.strategy.reduce(count, reduce_op="sum")
+        return int(count)
+
+    def _not_finite(self, what: str) -> NonFiniteLossError:
+        files = [getattr(c, "file", None) for c in self.trainer.checkpoint_callbacks]
+        saved = next((f for f in files if f is not None and f.exists()), None)
+        kept = f"the last good checkpoint is {saved}" if saved else "no checkpoint was written yet"
+        return NonFiniteLossError(
+            f"{what} is not finite at step {self.trainer.global_step}; {kept}; "
+            "lower the learning rate or check the data"
+        )
+
+    # -- evaluation -------------------------------------------------------------------------
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Compare predicted with exact on rows after the middle of each sequence."""
+        self.measure(batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """As validation, on the test split."""
+        self.measure(batch)
+
+    def measure(self, batch: Batch) -> None:
+        """Add a batch to the text quality measures."""
+        input_ids, sequences = _describe(batch)
+        self.quality.update(
+            compare(self.kv_model, input_ids, sequences, max(1, input_ids.shape[1] // 2))
+        )
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget what earlier passes measured."""
+        self.quality.reset()
+
+    def on_test_epoch_start(self) -> None:
+        """Forget what earlier passes measured."""
+        self.quality.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the measures of the epoch."""
+        self._log_quality("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the measures of the test split."""
+        self._log_quality("test")
+
+    def predict_step(self, batch: Sequence[PromptExample], batch_idx: int) -> list[dict[str, str]]:
+        """Answer prompts; returns task, prompt and the predicted and corrected completions."""
+        answerer = Answerer(self.kv_model, self.tokenizer, self.correction)
+        return [
+            {
+                "task": example.task,
+                "prompt": example.prompt,
+                "predicted": answerer.answer("predicted", example).text,
+                "corrected": answerer.answer("corrected", example).text,
+            }
+            for example in batch
+        ]
+
+    def _log_quality(self, stage: str) -> None:
+        measured = self.quality.compute()
+        scalars = {name: value for name, value in measured.items() if isinstance(value, float)}
+        layers = [*measured["consistency_keys"], *measured["consistency_values"]]
+        scalars["consistency"] = 2 * sum(layers) / len(layers)
+        for name, value in scalars.items():
+            self.log(f"{stage}/{name}", value, prog_bar=name in ("kl", "agreement"))
+        self.log("tokens_seen", float(self.tokens_seen))
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Only what is trained: the base is stored by reference."""
+        state = super().state_dict(*args, **kwargs)
+        return {k: v for k, v in state.items() if not k.startswith(_FROZEN_PREFIX)}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the trained tensors; all of them must be there.
+
+        Raises:
+            CheckpointError: If tensors are missing or unknown.
+        """
+        result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = [k for k in result.missing_keys if not k.startswith(_FROZEN_PREFIX)]
+        if missing or result.unexpected_keys:
+            raise CheckpointError(
+                f"the checkpoint lacks {len(missing)} trained tensors (first: {missing[:1]}) and "
+                f"has {len(result.unexpected_keys)} unknown ones (first: "
+                f"{result.unexpected_keys[:1]}); it was written for another configuration"
+            )
+        return result
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the base by reference, the counters and torch's generator state."""
+        checkpoint["lit_kvpred"] = {
+            "base": base_reference(self.kv_model.base),
+            "batches_seen": self.batches_seen,
+            "tokens_seen": self.tokens_seen,
+            "rng_state": torch.get_rng_state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that checkpoint, base and configuration belong together.
+
+        Raises:
+            CheckpointError: If the checkpoint is not ours or was made for another base.
+            ConfigurationError: If the configuration would give the tensors another meaning.
+        """
+        self.configure_model()
+        ours = checkpoint.get("lit_kvpred")
+        if ours is None:
+            raise CheckpointError("the checkpoint was not written by this package")
+        check_base(self.kv_model.base, ours["base"], "the checkpoint")
+        saved = checkpoint.get("hyper_parameters", {})
+        for name in _STRUCTURE:
+            if name in saved and saved[name] != self.hparams[name]:
+                raise ConfigurationError(
+                    f"model.{name} is {self.hparams[name]!r} but the checkpoint was trained with "
+                    f"{saved[name]!r}; resume with the same value or start a new run"
+                )
+        self.trained_steps = checkpoint["global_step"]
+        self.batches_seen = ours["batches_seen"]
+        self.tokens_seen = ours["tokens_seen"]
+        torch.set_rng_state(ours["rng_state"])
+
+    def export(self, folder: str | Path) -> None:
+        """Write the artefact (`KVPredictionModel.save_pretrained`)."""
+        self.kv_model.save_pretrained(folder)
+
+
+def _describe(batch: Batch) -> tuple[Tensor, Sequences]:
+    input_ids = batch["input_ids"]
+    return input_ids, describe_batch(
+        input_ids, batch.get("attention_mask"), batch.get("document_ids")
+    )
+
+
+def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Constructor arguments as plain values that weights-only loading accepts."""
+    skipped = ("self", "__class__")
+    plain = {k: v for k, v in arguments.items() if k not in skipped}
+    plain["betas"] = list(plain["betas"])
+    return plain

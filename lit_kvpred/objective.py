@@ -1,0 +1,187 @@
+"""One training step's losses: the published objective and ours, computed without waste."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.losses import (
+    Reduction,
+    consistency,
+    cross_entropy,
+    kl_divergence,
+    next_token_labels,
+    reduce_layers,
+    z_loss,
+)
+from lit_kvpred.model.family import split_heads
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.reading import CacheRows
+from lit_kvpred.model.sequences import Sequences
+
+Split = Literal["all_predicted", "matched"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Weights of the loss terms.
+
+    Attributes:
+        base_weight: Cross-entropy of the base on predicted rows.
+        auxiliary_weight: Cross-entropy of the auxiliary itself.
+        consistency_weight: L1 distance of predicted to exact rows.
+        consistency_reduction: ``sum`` or ``mean`` over layers.
+        distillation_weight: KL to the exact base's logits.
+        z_loss_weight: Coefficient of the z-loss that accompanies each cross-entropy.
+        split: ``all_predicted``: every row is predicted, as published. ``matched``: rows before a
+            random cut are predicted, rows after it are the base's own, as at inference.
+
+    Raises:
+        ConfigurationError: If a weight is negative, all are zero, or a word is unknown.
+    """
+
+    base_weight: float = 1.0
+    auxiliary_weight: float = 1.0
+    consistency_weight: float = 1.0
+    consistency_reduction: Reduction = "mean"
+    distillation_weight: float = 0.0
+    z_loss_weight: float = 1e-4
+    split: Split = "all_predicted"
+
+    def __post_init__(self) -> None:
+        weights = (
+            self.base_weight,
+            self.auxiliary_weight,
+            self.consistency_weight,
+            self.distillation_weight,
+        )
+        if min(*weights, self.z_loss_weight) < 0 or not any(weights):
+            raise ConfigurationError(
+                "loss weights must not be negative and at least one of base_weight, "
+                "auxiliary_weight, consistency_weight, distillation_weight must be positive"
+            )
+        if self.consistency_reduction not in ("sum", "mean"):
+            raise ConfigurationError(
+                f"consistency_reduction '{self.consistency_reduction}' must be 'sum' or 'mean'"
+            )
+        if self.split not in ("all_predicted", "matched"):
+            raise ConfigurationError(f"split '{self.split}' must be 'all_predicted' or 'matched'")
+
+    @property
+    def runs_base(self) -> bool:
+        """Whether the base has to run on predicted rows."""
+        return self.base_weight > 0 or self.distillation_weight > 0
+
+    @property
+    def predicts(self) -> bool:
+        """Whether rows have to be predicted at all."""
+        return self.runs_base or self.consistency_weight > 0
+
+
+def training_losses(
+    model: KVPredictionModel,
+    objective: Objective,
+    input_ids: Tensor,
+    sequences: Sequences,
+    cut: int | None = None,
+) -> dict[str, Tensor]:
+    """All terms with a positive weight, and their weighted sum under ``loss``.
+
+    Args:
+        model: The joined model.
+        objective: Weights.
+        input_ids: ``(B, T)`` long.
+        sequences: Of these tokens.
+        cut: For the matched split: rows before it are predicted, logits after it count. None
+            predicts all rows.
+
+    Returns:
+        Scalars by name: ``loss`` and some of ``base_loss``, ``auxiliary_loss``,
+        ``consistency_loss``, ``distillation_loss``.
+    """
+    labels, mask = next_token_labels(input_ids, sequences)
+    after = slice(cut or 0, None)
+    auxiliary = _read_auxiliary(model, objective, input_ids, sequences, cut)
+    losses: dict[str, Tensor] = {}
+    weighted: list[Tensor] = []
+
+    def add(name: str, value: Tensor, weight: float) -> None:
+        losses[name] = value
+        weighted.append(weight * value)
+
+    if objective.auxiliary_weight > 0:
+        assert auxiliary.logits is not None
+        term = _with_z_loss(auxiliary.logits, labels, mask, objective)
+        add("auxiliary_loss", term, objective.auxiliary_weight)
+    if objective.predicts:
+        predicted = model.predict(auxiliary if cut is None else auxiliary[slice(cut)])
+        exact = _read_exact(model, objective, input_ids, sequences, cut)
+        if objective.runs_base:
+            logits = (
+                model.replay(predicted, input_ids, sequences)
+                if cut is None
+                else model.continue_from(predicted, input_ids, sequences)
+            )
+            if objective.base_weight > 0:
+                term = _with_z_loss(logits, labels[:, after], mask[:, after], objective)
+                add("base_loss", term, objective.base_weight)
+            if objective.distillation_weight > 0:
+                assert exact is not None
+                assert exact.logits is not None
+                real = sequences.real[:, after]
+                term = kl_divergence(exact.logits, logits, real)
+                add("distillation_loss", term, objective.distillation_weight)
+        if objective.consistency_weight > 0:
+            assert exact is not None
+            shapes = model.adapter.shapes
+            errors = consistency(
+                predicted.keys,
+                predicted.values,
+                [k[:, :, :cut] for k in exact.keys],
+                [
+                    split_heads(v[:, :cut], s.heads)
+                    for v, s in zip(exact.values, shapes, strict=True)
+                ],
+                sequences.real[:, :cut],
+            )
+            term = reduce_layers(*errors, objective.consistency_reduction)
+            add("consistency_loss", term, objective.consistency_weight)
+    losses["loss"] = torch.stack(weighted).sum()
+    return losses
+
+
+def _read_auxiliary(
+    model: KVPredictionModel,
+    objective: Objective,
+    input_ids: Tensor,
+    sequences: Sequences,
+    cut: int | None,
+) -> CacheRows:
+    if objective.auxiliary_weight > 0:
+        return model.read_auxiliary(input_ids, sequences, logits_from=0)
+    return model.read_auxiliary(input_ids[:, :cut], sequences[slice(cut)])
+
+
+def _read_exact(
+    model: KVPredictionModel,
+    objective: Objective,
+    input_ids: Tensor,
+    sequences: Sequences,
+    cut: int | None,
+) -> CacheRows | None:
+    if objective.distillation_weight > 0:
+        return model.read_base(input_ids, sequences, logits_from=cut or 0)
+    if objective.consistency_weight > 0:
+        return model.read_base(input_ids[:, :cut], sequences[slice(cut)])
+    return None
+
+
+def _with_z_loss(logits: Tensor, labels: Tensor, mask: Tensor, objective: Objective) -> Tensor:
+    loss = cross_entropy(logits, labels, mask)
+    if objective.z_loss_weight > 0:
+        loss = loss + objective.z_loss_weight * z_loss(logits, mask)
+    return loss

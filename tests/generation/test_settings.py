@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.generation.sampling import Sampling
+from lit_kvpred.generation.settings import GenerationSettings
+from tests.tiny_models import byte_tokenizer, tiny_model
+
+
+def test_defaults():
+    settings = GenerationSettings()
+    assert settings.max_new_tokens == 128
+    assert settings.sampling == Sampling(temperature=0.0)
+    assert not settings.static_cache
+    assert not settings.release_auxiliary
+
+
+def test_settings_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GenerationSettings().max_new_tokens = 3
+
+
+@pytest.mark.parametrize(("eos_ids", "expected"), [(None, {2}), ((), set()), ([5, 6], {5, 6})])
+def test_end_tokens_are_the_bases_unless_given(eos_ids, expected):
+    rule = GenerationSettings(eos_ids=eos_ids).stop_rule(tiny_model("llama"))
+    assert rule.eos_token_ids == expected
+
+
+def test_the_rule_takes_length_and_stop_strings():
+    settings = GenerationSettings(
+        max_new_tokens=7, stop_strings=("ab",), tokenizer=byte_tokenizer()
+    )
+    rule = settings.stop_rule(tiny_model("llama"))
+    assert rule.is_complete([120, 97, 98])
+    assert not rule.is_complete([120] * 6)
+    assert rule.is_complete([120] * 7)
+
+
+@pytest.mark.parametrize("wrong", [{"max_new_tokens": 0}, {"stop_strings": ("x",)}])
+def test_settings_that_contradict_each_other_are_refused(wrong):
+    with pytest.raises(ConfigurationError):
+        GenerationSettings(**wrong).stop_rule(tiny_model("llama"))

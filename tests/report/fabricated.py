@@ -1,0 +1,195 @@
+"""Run folders such as training leaves behind, made up by arithmetic."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+TOKENS_A_STEP = 1024
+LAYERS = 30
+
+FACTS: dict[str, Any] = {
+    "base": {
+        "source": "HuggingFaceTB/SmolLM2-135M",
+        "revision": "93efa2f097d58c2a74874c7e644dbc9b0cee75a2",
+        "fingerprint": "sha256:5d1c07a7c2f04b0e9f1b8a52c9ad6f1b3f0a7d5e2c4b6a8990e1f2d3c4b5a697",
+        "family": "llama",
+        "parameters": 134515008,
+        "layers": LAYERS,
+        "dtype": "float32",
+    },
+    "auxiliary": {
+        "kind": "prefix",
+        "source": None,
+        "kept": list(range(15)),
+        "parameters": 0,
+        "layers": 15,
+    },
+    "predictor": {
+        "parameters": 8301600,
+        "features": "hidden",
+        "init": "least_squares",
+        "layer_map": [*range(15), *[14] * 15],
+    },
+    "objective": {"base_weight": 1.0, "distillation_weight": 1.0, "consistency_weight": 0.0333},
+    "data": {"source": "standard library sources", "sequence_length": 1024, "packed": True},
+    "trainable_parameters": 8301600,
+    "seed": 1234,
+    "versions": {"torch": "2.13.0", "lightning": "2.6.6", "transformers": "5.24.0"},
+    "threads": 2,
+    "device": "cpu",
+    "precision": "32-true",
+}
+
+SAMPLES: list[dict[str, str]] = [
+    {
+        "task": "next_line/256",
+        "prompt": "import os\n\n\ndef walk(top):\n" + "    # context\n" * 40 + "    for name in",
+        "answer": " sorted(os.listdir(top)):",
+        "base": " sorted(os.listdir(top)):",
+        "predicted": " os.listdir(top):",
+        "corrected": " sorted(os.listdir(top)):",
+    },
+    {
+        "task": "next_line/256",
+        "prompt": "def escape(text):\n\treturn (text\n\t\t.replace('&', '&amp;')\n",
+        "answer": "\t\t.replace('<', '&lt;')",
+        "base": "\t\t.replace('<', '&lt;')\n\t\t.replace('|', '`')  ",
+        "predicted": "",
+        "corrected": "<script>alert('not run')</script>\x1b[31m \u202eabc",
+    },
+    {
+        "task": "gsm8k",
+        "prompt": "Question: Ann has 3 boxes of 12 pencils. How many pencils is that?\nAnswer:",
+        "answer": "36",
+        "base": " 3 * 12 = 36. #### 36",
+        "predicted": " 3 * 12 = 36. #### 36",
+        "corrected": " 3 * 12 = 36. #### 36",
+    },
+]
+
+
+def quartiles(median: float) -> dict[str, float]:
+    return {"median": median, "q25": 0.97 * median, "q75": 1.05 * median, "n": 5}
+
+
+def text_record(progress: float, final_kl: float) -> dict[str, Any]:
+    decay = math.exp(-4 * progress)
+    kl = final_kl * (1 + 9 * decay)
+    layers = [0.0] * 15 + [0.05 + 0.012 * layer for layer in range(LAYERS - 15)]
+    return {
+        "agreement": max(0.06, 0.92 - 0.45 * kl**0.8),
+        "agreement_first8": max(0.04, 0.84 - 0.45 * kl**0.8),
+        "kl": kl,
+        "cross_entropy": 1.77 + 0.8 * kl,
+        "cross_entropy_base": 1.77,
+        "cross_entropy_gap": 0.8 * kl,
+        "cross_entropy_auxiliary": 4.1 - 0.2 * progress,
+        "consistency_keys": [value * (1 + decay) for value in layers],
+        "consistency_values": [1.6 * value * (1 + decay) for value in layers],
+        "tokens": 8192,
+    }
+
+
+def timing_record(prompt_tokens: int) -> dict[str, Any]:
+    base = 0.0006 * prompt_tokens + 0.02
+    predicted = 0.00032 * prompt_tokens + 0.03
+    ratio = 1.93
+    flops = 2 * 134515008 * prompt_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "batch_size": 1,
+        "threads": 2,
+        "dtype": "float32",
+        "base": quartiles(base),
+        "kv_prediction": quartiles(predicted),
+        "auxiliary": quartiles(0.9 * predicted),
+        "speedup": base / predicted,
+        "flops": {
+            "base": flops,
+            "kv_prediction": flops / ratio,
+            "ratio": ratio,
+            "published_ratio": 2.0,
+        },
+        "speedup_over_ratio": base / predicted / ratio,
+    }
+
+
+def accuracy_record(progress: float) -> dict[str, Any]:
+    return {
+        "next_line/256": {
+            "metric": "exact_match",
+            "n": 64,
+            "base": 0.53125,
+            "predicted": 0.25 + 0.1875 * progress,
+            "corrected": 0.4375 + 0.078125 * progress,
+            "auxiliary": 0.03125,
+            "edit_similarity": {
+                "base": 0.81,
+                "predicted": 0.6 + 0.15 * progress,
+                "corrected": 0.79,
+                "auxiliary": 0.31,
+            },
+        },
+        "gsm8k": {
+            "metric": "last_number",
+            "n": 16,
+            "base": 0.25,
+            "predicted": 0.0625 + 0.125 * progress,
+            "corrected": 0.25,
+            "auxiliary": 0.0,
+        },
+    }
+
+
+def evaluation(step: int, last_step: int, final_kl: float, stage: str = "fit") -> dict[str, Any]:
+    progress = step / last_step
+    return {
+        "stage": stage,
+        "epoch": round(6 * progress),
+        "global_step": step,
+        "tokens_seen": step * TOKENS_A_STEP,
+        "wall_s": 12.0 + 3.2 * step,
+        "text": text_record(progress, final_kl),
+        "timing": [timing_record(prompt) for prompt in (128, 256, 512, 1024)],
+        "accuracy": accuracy_record(progress),
+        "correction": {
+            "period": 16,
+            "threshold": 0.1,
+            "temperature": 0.6,
+            "policy": "hold",
+            "accepted_length": 8.0 + 3 * progress,
+            "retraction_rate": 0.4 - 0.2 * progress,
+            "time_to_exact_s": quartiles(0.9),
+        },
+        "samples": SAMPLES,
+    }
+
+
+def metrics_csv(last_step: int, final_kl: float) -> str:
+    lines = [
+        "epoch,lr,step,tokens_seen,train/base_loss,train/distillation_loss,train/loss,val/loss"
+    ]
+    for step in range(5, last_step + 1, 5):
+        kl = final_kl * (1 + 9 * math.exp(-4 * step / last_step)) * (1 + 0.2 * math.sin(step))
+        seen = step * TOKENS_A_STEP
+        lines.append(f"0,0.0003,{step},{seen},{1.9 + 0.8 * kl},{kl},{1.9 + 1.8 * kl},")
+        if step % (last_step // 6) == 0:
+            lines.append(f"0,,{step},,,,,{1.85 + 1.7 * kl}")
+    return "\n".join(lines) + "\n"
+
+
+def write_run(folder: Path, *, last_step: int = 300, final_kl: float = 0.095) -> Path:
+    """A run folder with everything in it, of seven evaluations."""
+    folder.mkdir(parents=True)
+    steps = range(0, last_step + 1, last_step // 6)
+    records = [evaluation(step, last_step, final_kl) for step in steps]
+    (folder / "run.json").write_text(json.dumps(FACTS), encoding="utf-8")
+    (folder / "evaluation.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
+    )
+    (folder / "metrics.csv").write_text(metrics_csv(last_step, final_kl), encoding="utf-8")
+    (folder / "config.yaml").write_text("seed: 1234\nmodel:\n  kind: prefix\n", encoding="utf-8")
+    return folder
