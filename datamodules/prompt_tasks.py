@@ -100,7 +100,7 @@ class PromptTaskDataModule(LightningDataModule):
         """Takes the base's loaded tokenizer."""
         self._tokenizer = tokenizer
 
-    def setup(self, stage: str | None = None) -> None:  # noqa: ARG002  (Lightning's signature)
+    def setup(self, stage: str | None = None) -> None:
         """Makes the prompts, once; the same ones for every stage.
 
         Raises:
@@ -124,8 +124,8 @@ class PromptTaskDataModule(LightningDataModule):
     def transfer_batch_to_device(
         self,
         batch: list[PromptExample],
-        device: torch.device,  # noqa: ARG002  (Lightning's signature)
-        dataloader_idx: int,  # noqa: ARG002
+        device: torch.device,
+        dataloader_idx: int,
     ) -> list[PromptExample]:
         """Returns the prompts as they are: Lightning would try to rebuild frozen dataclasses."""
         return batch

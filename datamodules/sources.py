@@ -39,6 +39,13 @@ class FileSource:
 
     files: tuple[TextFile, ...]
 
+    @property
+    def places(self) -> list[str]:
+        """Returns where the files are, a few of them by name."""
+        named = [str(file.path) for file in self.files[:3]]
+        more = len(self.files) - len(named)
+        return named + ([f"{more} more files"] if more else [])
+
     def documents(self, text_field: str) -> Iterator[Document]:
         """Yields the documents of all files."""
         for file in self.files:
@@ -67,6 +74,11 @@ class HubSource:
 
     path: str
     config: str | None = None
+
+    @property
+    def places(self) -> list[str]:
+        """Returns the data set's name."""
+        return [self.path]
 
     def documents(self, text_field: str) -> Iterator[Document]:
         """Yields the rows that have text, named by their `id` or the hash of their text."""

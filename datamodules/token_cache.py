@@ -127,6 +127,11 @@ def load_document_tokens(
         with contextlib.suppress(pa.ArrowException, OSError):
             return DocumentTokens(Dataset.from_file(str(path)))
     documents = itertools.chain.from_iterable(source.documents(text_field) for source in sources)
+    first = next(documents, None)
+    if first is None:
+        places = ", ".join(place for source in sources for place in source.places)
+        raise DataError(f"no document with text in {places}; name other sources")
+    documents = itertools.chain([first], documents)
     try:
         _write(path, itertools.islice(documents, limit_documents), tokenizer)
     except OSError as error:
@@ -161,7 +166,6 @@ def _write(path: Path, documents: Iterator[Document], tokenizer: PreTrainedToken
 def _write_stream(
     file: Any, documents: Iterator[Document], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    empty = True
     with (
         pa.ipc.new_stream(file, _SCHEMA) as writer,
         tqdm(desc="tokenising", unit=" documents", leave=False) as progress,
@@ -171,6 +175,3 @@ def _write_stream(
             names = [document.name for document in chunk]
             writer.write_batch(pa.record_batch([names, ids], schema=_SCHEMA))
             progress.update(len(chunk))
-            empty = False
-    if empty:
-        raise DataError("the sources hold no document with text in it")

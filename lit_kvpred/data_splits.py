@@ -16,7 +16,7 @@ Split = Literal["train", "validation", "test"]
 
 VALIDATION_SHARE = 0.05
 TEST_SHARE = 0.05
-"""Shares that the demo base is held to: its evaluation is honest as long as nothing larger is used."""
+"""Shares that the demo base never trains on; its evaluation is honest up to these."""
 
 _SKIPPED_FOLDERS = frozenset(
     {

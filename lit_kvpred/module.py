@@ -153,8 +153,13 @@ class KVPredictionModule(LightningModule):
             betas=tuple(h.betas),
             eps=1e-8,
         )
-        total = int(self.trainer.estimated_stepping_batches)
-        factor = warmup_cosine(h.warmup_steps, total, h.minimum_learning_rate)
+        # Asking for the number of steps opens the training data. Here that would be before a
+        # checkpoint is restored, and the data would not continue where it stopped.
+        factor = warmup_cosine(
+            h.warmup_steps,
+            lambda: int(self.trainer.estimated_stepping_batches),
+            h.minimum_learning_rate,
+        )
         schedule = LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,

@@ -19,19 +19,24 @@ def decay_groups(
     ]
 
 
-def warmup_cosine(warmup_steps: int, total_steps: int, floor: float) -> Callable[[int], float]:
+def warmup_cosine(
+    warmup_steps: int, total_steps: Callable[[], int], floor: float
+) -> Callable[[int], float]:
     """Learning-rate factor by step: linear warm-up, then a cosine from 1 down to ``floor``.
 
     Args:
         warmup_steps: Steps until the factor is 1.
-        total_steps: Step at which the factor reaches ``floor``; it stays there.
+        total_steps: Gives the step at which the factor reaches ``floor``; it stays there. Called
+            only once the cosine has begun.
         floor: Least factor, relative to the peak.
     """
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
-        progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        if step == warmup_steps:
+            return 1.0
+        progress = (step - warmup_steps) / max(1, total_steps() - warmup_steps)
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
     return factor

@@ -31,7 +31,7 @@ class SaveRunConfig(SaveConfigCallback):
         if stage == "fit" and trainer.is_global_zero and not self.already_saved:
             folder = RunFolder(trainer.default_root_dir)
             folder.keep_earlier_config()
-            self.parser.save(self.config, folder.config, skip_none=False)
+            self.parser.save(self.config, folder.config, skip_unset=False)
         self.already_saved = True
 
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -57,12 +58,11 @@ def prepare(
     """
     out = Path(out).expanduser()
     path = locate(source, revision=revision)
-    _require_memory(path, report)
-    origin = {"source_sha256": _source_digest(path), "dtype": dtype}
-    if _occupied(out):
-        _require_same(out, origin)
+    digest = _source_digest(path)
+    if holds(out, digest, dtype):
         report(f"{out} already holds this model")
         return out
+    _require_memory(path, report)
     with staged_folder(out) as stage:
         report(f"reading {path}")
         model = load_base(path, dtype=dtype)
@@ -70,8 +70,35 @@ def prepare(
         report(f"writing {out}")
         model.save_pretrained(stage)
         tokenizer.save_pretrained(stage)
-        write_record(stage, origin)
+        _write_record(stage, digest, dtype)
     return out
+
+
+def holds(out: Path, source_sha256: str, dtype: str) -> bool:
+    """Says whether a folder was prepared from a given source and is unchanged since.
+
+    Args:
+        out: The folder.
+        source_sha256: Hash of the source.
+        dtype: Type of the written weights, as asked for.
+
+    Returns:
+        True where `out` holds exactly that model, False where it is absent or empty.
+
+    Raises:
+        BaseModelError: `out` is a file, or holds anything else.
+    """
+    if not _occupied(out):
+        return False
+    try:
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        record = None
+    if record is None or record != _record_of(out, source_sha256, dtype):
+        raise BaseModelError(
+            f"{out} exists and does not hold exactly this model; choose another folder or remove it"
+        )
+    return True
 
 
 @contextmanager
@@ -103,16 +130,13 @@ def staged_folder(out: Path) -> Iterator[Path]:
         raise
 
 
-def write_record(folder: Path, origin: dict[str, str]) -> None:
-    """Writes down what a prepared folder was made from, and the hash of each of its files."""
-    record = {**origin, "files": _file_digests(folder)}
-    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _require_memory(path: Path, report: Callable[[str], None]) -> None:
@@ -159,15 +183,13 @@ def _occupied(out: Path) -> bool:
     return out.is_file() or (out.is_dir() and any(out.iterdir()))
 
 
-def _require_same(out: Path, origin: dict[str, str]) -> None:
-    try:
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        record = None
-    if record != {**origin, "files": _file_digests(out) if out.is_dir() else {}}:
-        raise BaseModelError(
-            f"{out} exists and does not hold exactly this model; choose another folder or remove it"
-        )
+def _record_of(folder: Path, source_sha256: str, dtype: str) -> dict[str, Any]:
+    return {"source_sha256": source_sha256, "dtype": dtype, "files": _file_digests(folder)}
+
+
+def _write_record(folder: Path, source_sha256: str, dtype: str) -> None:
+    record = _record_of(folder, source_sha256, dtype)
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _remove_abandoned(out: Path) -> None:

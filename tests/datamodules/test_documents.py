@@ -5,8 +5,8 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lit_kvpred.datamodules.documents import TextFile, read_documents, read_records
 
+from lit_kvpred.datamodules.documents import TextFile, read_documents, read_records
 from lit_kvpred.errors import DataError
 
 

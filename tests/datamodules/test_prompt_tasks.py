@@ -4,9 +4,9 @@ import json
 
 import pytest
 from jsonargparse import ArgumentParser
-from lit_kvpred.datamodules import PromptTaskDataModule
 
 from lit_kvpred.data_splits import split_of
+from lit_kvpred.datamodules import PromptTaskDataModule
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation.answers import score
 from lit_kvpred.evaluation.prompts import PromptExample

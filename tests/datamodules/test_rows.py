@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lit_kvpred.datamodules.rows import PackedRows, PaddedRows, collate, make_row, spread
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from lit_kvpred.datamodules.shares import (
     EvaluationShare,
     Process,

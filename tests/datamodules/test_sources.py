@@ -6,9 +6,9 @@ from pathlib import Path
 
 import datasets
 import pytest
-from lit_kvpred.datamodules.sources import HubSource, concatenated_stream, resolve_source
 
 from lit_kvpred.data_splits import split_of
+from lit_kvpred.datamodules.sources import HubSource, concatenated_stream, resolve_source
 from lit_kvpred.errors import DataError
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lit_kvpred.datamodules.rows import PackedRows, PaddedRows
 from lit_kvpred.datamodules.shares import Process
 from lit_kvpred.datamodules.sources import resolve_source
@@ -16,7 +17,6 @@ from lit_kvpred.datamodules.streaming import (
     packed_rows,
     padded_rows,
 )
-
 from lit_kvpred.errors import DataError
 
 from .test_rows import Documents, rows_of

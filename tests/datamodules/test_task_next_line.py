@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+
 from lit_kvpred.datamodules.documents import Document
 from lit_kvpred.datamodules.task_next_line import next_line_examples
-
 from lit_kvpred.errors import DataError
 
 

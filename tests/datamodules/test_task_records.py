@@ -4,6 +4,7 @@ import json
 
 import datasets
 import pytest
+
 from lit_kvpred.datamodules.task_arc import ARC_CHALLENGE, ARC_EASY
 from lit_kvpred.datamodules.task_boolq import BOOLQ
 from lit_kvpred.datamodules.task_commonsenseqa import COMMONSENSEQA
@@ -11,7 +12,6 @@ from lit_kvpred.datamodules.task_gsm8k import GSM8K
 from lit_kvpred.datamodules.task_piqa import PIQA
 from lit_kvpred.datamodules.task_records import record_examples
 from lit_kvpred.datamodules.task_triviaqa import TRIVIAQA
-
 from lit_kvpred.errors import DataError
 
 SETTINGS = {"limit": 100, "shots": 0, "max_new_tokens": None, "seed": 1}

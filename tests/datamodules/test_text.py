@@ -7,9 +7,9 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lit_kvpred.datamodules import TextDataModule, token_cache
 
 from lit_kvpred.data_splits import split_of
+from lit_kvpred.datamodules import TextDataModule, token_cache
 from lit_kvpred.errors import CheckpointError, ConfigurationError, DataError, KVPredictionError
 
 from .recording import Recorder, trainer

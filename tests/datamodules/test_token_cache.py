@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
+
 from lit_kvpred.datamodules import token_cache
 from lit_kvpred.datamodules.sources import resolve_source
 from lit_kvpred.datamodules.token_cache import (
@@ -12,8 +14,6 @@ from lit_kvpred.datamodules.token_cache import (
     separator_id,
     tokenizer_fingerprint,
 )
-from transformers import PreTrainedTokenizerFast
-
 from lit_kvpred.errors import ConfigurationError, DataError
 
 

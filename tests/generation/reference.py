@@ -14,9 +14,7 @@ Complete = Callable[[list[int]], bool]
 
 def complete_at(max_new_tokens: int, eos_ids: Sequence[int] = ()) -> Complete:
     """The rule of an answer without stop strings."""
-    return lambda tokens: bool(tokens) and (
-        len(tokens) >= max_new_tokens or tokens[-1] in eos_ids
-    )
+    return lambda tokens: bool(tokens) and (len(tokens) >= max_new_tokens or tokens[-1] in eos_ids)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_models import left_padded, random_ids, tiny_model
 
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.prefill import exact_prefill
@@ -10,6 +9,7 @@ from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
 from lit_kvpred.model.caches import n_rows
 from lit_kvpred.model.family import FamilyAdapter
+from tests.tiny_models import left_padded, random_ids, tiny_model
 
 _CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -56,7 +56,7 @@ def test_steps_give_the_logits_of_the_whole_text(family, static_length):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("static_length", [None, 24])
-@pytest.mark.parametrize("dropped", [[0, 0, 0], [2, 2, 2], [0, 1, 3], [5, 0, 4], [5, 5, 1]])
+@pytest.mark.parametrize("dropped", [[0, 0, 0], [2, 2, 2], [5, 0, 4], [5, 5, 1]])
 @torch.no_grad()
 def test_dropping_rows_by_different_amounts_leaves_the_shorter_texts(
     family, static_length, dropped

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -22,6 +24,12 @@ _CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 _PROMPTS = [random_ids(n, seed=n) for n in (1, 5, 13, 2)]
 
 
+@cache
+def _predicting(family: str) -> KVPredictionModel:
+    """A model with random maps, for tests that only read it."""
+    return predicting_model(tiny_model(family))
+
+
 def _held(layer, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.keys[:, :, :rows], layer.values[:, :, :rows]
 
@@ -29,7 +37,7 @@ def _held(layer, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_padded_batch_is_prefilled_like_each_prompt_alone(family):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     ids, mask = left_padded(_PROMPTS)
     together = model.prefill(ids, mask)
     assert together.logits.shape == (4, 128)
@@ -47,9 +55,10 @@ def test_a_padded_batch_is_prefilled_like_each_prompt_alone(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_the_exact_prefill_is_the_bases_own(family):
-    base = tiny_model(family)
+    adapter = _predicting(family).adapter
+    base = adapter.model
     ids, mask = left_padded(_PROMPTS)
-    prefill = exact_prefill(FamilyAdapter(base), ids, mask)
+    prefill = exact_prefill(adapter, ids, mask)
     for row, prompt in enumerate(_PROMPTS):
         cache = DynamicCache()
         expected = base(prompt[None], cache=cache, use_cache=True).logits[0, -1]
@@ -61,7 +70,7 @@ def test_the_exact_prefill_is_the_bases_own(family):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @torch.no_grad()
 def test_prompts_of_one_token_next_to_nothing_but_padding(family):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     ids, mask = torch.tensor([[0, 0, 7], [0, 0, 9]]), torch.tensor([[0, 0, 1], [0, 0, 1]])
     padded, alone = model.prefill(ids, mask), model.prefill(torch.tensor([[7], [9]]))
     torch.testing.assert_close(padded.logits, alone.logits, **_CLOSE)
@@ -90,7 +99,7 @@ def test_a_prompt_of_one_token_runs_the_base_alone(static_length):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @torch.no_grad()
 def test_a_static_cache_holds_the_same_rows(family):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     ids, mask = left_padded(_PROMPTS)
     for make in (
         lambda length: model.prefill(ids, mask, static_length=length),

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
-from tests.generation.reference import complete_at, corrected_answer, greedy_answer
-from tests.tiny_models import left_padded, predicting_model, random_ids, tiny_model
 from transformers import DynamicCache
 
 from lit_kvpred.generation.answer import AnswerState
@@ -13,12 +13,21 @@ from lit_kvpred.generation.row_states import RowState, RowStates
 from lit_kvpred.generation.sampling import Sampling, TokenChooser
 from lit_kvpred.generation.stopping import StopRule
 from lit_kvpred.model.caches import n_rows
+from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from tests.generation.reference import complete_at, corrected_answer, greedy_answer
+from tests.tiny_models import left_padded, predicting_model, random_ids, tiny_model
 
 _GREEDY = TokenChooser(Sampling(), torch.device("cpu"))
 _PROMPTS = [random_ids(n, seed=n) for n in (1, 4, 12)]
 # A tiny model's most likely token always has more than this, its least likely one never.
 _THRESHOLD = 1 / 256
+
+
+@cache
+def _model(family: str) -> KVPredictionModel:
+    """A model with random maps, for tests that only read it."""
+    return predicting_model(tiny_model(family, weight_scale=8.0))
 
 
 def _drafted(model, prompts, drafts, *, rule=None, static_length=None) -> AnswerState:
@@ -86,13 +95,13 @@ def _assert_goes_on_exactly(answer, prompts) -> None:
         torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("static_length", [None, 24])
-@pytest.mark.parametrize("good", [(0, 0, 0), (5, 5, 5), (1, 3, 0), (4, 2, 5)])
+@pytest.mark.parametrize("good", [(0, 0, 0), (5, 5, 5), (4, 2, 5)])
 @torch.no_grad()
 def test_cache_and_text_are_exact_afterwards(family, static_length, good):
-    base = tiny_model(family, weight_scale=8.0)
-    model = predicting_model(base)
+    model = _model(family)
+    base = model.base
     drafts = [_draft(base, p, g, 5) for p, g in zip(_PROMPTS, good, strict=True)]
     answer = _drafted(model, _PROMPTS, drafts, static_length=static_length)
     assert answer.states.count(RowState.STALE) > 0
@@ -113,9 +122,7 @@ def test_cache_and_text_are_exact_afterwards(family, static_length, good):
 def test_drafts_of_different_length(static_length):
     base = tiny_model("llama", weight_scale=8.0)
     good, lengths = (2, 1, 4), (2, 3, 6)
-    drafts = [
-        _draft(base, p, g, n) for p, g, n in zip(_PROMPTS, good, lengths, strict=True)
-    ]
+    drafts = [_draft(base, p, g, n) for p, g, n in zip(_PROMPTS, good, lengths, strict=True)]
     answer = _drafted(predicting_model(base), _PROMPTS, drafts, static_length=static_length)
     correction = Correction(period=6, threshold=_THRESHOLD)
     assert _reconciled(answer, _PROMPTS, correction) == Verdict([2, 3, 6], [2, 1, 4], [2, 1, 4])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -43,6 +44,12 @@ _ROPE = {
         "original_max_position_embeddings": 64,
     },
 }
+
+
+@cache
+def _predicting(family: str) -> KVPredictionModel:
+    """A model with random maps, for tests that only read it."""
+    return predicting_model(tiny_model(family))
 
 
 def _check_identity(base, tolerance: dict) -> None:
@@ -133,8 +140,8 @@ def _predicted_raw(model: KVPredictionModel, ids: torch.Tensor):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_train_path_replaces_every_key_and_value(family):
-    base = tiny_model(family)
-    model, ids = predicting_model(base), random_ids(2, _LENGTH)
+    model, ids = _predicting(family), random_ids(2, _LENGTH)
+    base = model.base
     keys, values = _predicted_raw(model, ids)
     with replaced_projections(base, keys, values):
         expected = base(ids, use_cache=False).logits
@@ -148,8 +155,8 @@ def test_train_path_replaces_every_key_and_value(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_prefill_replaces_all_rows_but_the_last(family):
-    base = tiny_model(family)
-    model, ids = predicting_model(base), random_ids(2, _LENGTH)
+    model, ids = _predicting(family), random_ids(2, _LENGTH)
+    base = model.base
     keys, values = _predicted_raw(model, ids[:, :-1])
     cache = DynamicCache()
     with replaced_projections(base, keys, values):
@@ -165,8 +172,8 @@ def test_prefill_replaces_all_rows_but_the_last(family):
 @pytest.mark.parametrize("cut", [1, 9])
 @torch.no_grad()
 def test_matched_split_replaces_rows_before_the_cut(family, cut):
-    base = tiny_model(family)
-    model, ids = predicting_model(base), random_ids(2, _LENGTH)
+    model, ids = _predicting(family), random_ids(2, _LENGTH)
+    base = model.base
     keys, values = _predicted_raw(model, ids[:, :cut])
     with replaced_projections(base, keys, values):
         expected = base(ids, use_cache=False).logits[:, cut:]
@@ -222,7 +229,7 @@ def test_unknown_settings_are_refused(setting):
 @pytest.mark.parametrize("t", [1, 6, _LENGTH - 1])
 @torch.no_grad()
 def test_a_changed_token_moves_no_earlier_logit(family, t):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     ids = random_ids(1, _LENGTH)
     changed = ids.clone()
     changed[0, t] = (ids[0, t] + 1) % 128
@@ -385,7 +392,7 @@ def test_the_scale_of_value_maps_always_matters():
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_packed_documents_are_read_as_if_alone(family):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     documents = [random_ids(n, seed=n) for n in (11, 1, 9)]
     ids = torch.cat([*documents, torch.zeros(3, dtype=torch.long)])[None]
     numbers = torch.tensor([[0] * 11 + [1] + [2] * 9 + [-1] * 3])
@@ -437,7 +444,7 @@ def test_exact_rows_of_packed_documents_and_the_matched_split(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_right_padding_does_not_matter(family):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     ids = random_ids(2, _LENGTH)
     mask = torch.ones_like(ids)
     mask[0, 9:] = 0
@@ -452,7 +459,7 @@ def test_right_padding_does_not_matter(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_left_padding_does_not_matter_in_training(family):
-    model = predicting_model(tiny_model(family))
+    model = _predicting(family)
     prompts = [random_ids(n, seed=n) for n in (1, 5, _LENGTH)]
     ids, mask = left_padded(prompts)
     logits = model(ids, mask).logits

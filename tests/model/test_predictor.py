@@ -101,10 +101,10 @@ def test_identity_maps_return_what_they_get():
 def test_identity_needs_square_maps():
     square_keys = [LayerShape(1, 4, 7), *_AUXILIARY[1:]]
     predictor = KVPredictor(_AUXILIARY, square_keys, [0, 1, 2])
-    with pytest.raises(ConfigurationError, match="value map of base layer 0 is 6 -> 7"):
+    with pytest.raises(ConfigurationError, match="of base layer 0 is 6 -> 7; only square"):
         predictor.set_identity_()
     predictor = KVPredictor(_AUXILIARY, _AUXILIARY, [0, 0, 2])
-    with pytest.raises(ConfigurationError, match="key map of base layer 1 is 4 -> 8"):
+    with pytest.raises(ConfigurationError, match="of base layer 1 is 4 -> 8; only square"):
         predictor.set_identity_()
 
 

@@ -1,0 +1,161 @@
+"""The commands of a user's day, through the real command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_kvpred.configs import packaged_configs
+
+
+@pytest.fixture(scope="module")
+def run(lit_kvpred_process, fit_words, documents_folder, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("commands") / "run"
+    prompts = json.dumps(
+        {
+            "class_path": "lit_kvpred.datamodules.PromptTaskDataModule",
+            "init_args": {
+                "tasks": ["next_line"],
+                "data": {"next_line": documents_folder},
+                "prompt_tokens": [128],
+                "limit": 3,
+                "max_new_tokens": 60,
+                "validation_share": 0.15,
+            },
+        }
+    )
+    result = lit_kvpred_process(
+        *fit_words(
+            folder,
+            "--trainer.max_epochs=2",
+            "--evaluation.at_start=true",
+            "--evaluation.timing_prompt_tokens=[16,32]",
+            "--evaluation.timing_repeats=2",
+            f"--evaluation.prompts={prompts}",
+        )
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_what_a_run_leaves_behind(run):
+    for name in (
+        "config.yaml", "metrics.csv", "run.json", "evaluation.jsonl", "checkpoints/last.ckpt",
+        "report.md", "report.html", "report.json", "artefact/config.json",
+        "artefact/model.safetensors", "artefact/auxiliary/config.json",
+    ):  # fmt: skip
+        assert (run / name).is_file(), name
+    assert len(list((run / "checkpoints").glob("best*.ckpt"))) == 1
+
+
+def test_evaluation_records(run):
+    records = [json.loads(line) for line in (run / "evaluation.jsonl").open()]
+    assert [r["global_step"] for r in records] == [0, 6, 12]
+    assert [r["tokens_seen"] for r in records] == [0, 6 * 2 * 32, 12 * 2 * 32]
+    for record in records:
+        assert record["stage"] == "fit"
+        assert len(record["text"]["consistency_keys"]) == 4
+        assert [t["prompt_tokens"] for t in record["timing"]] == [16, 32]
+        assert record["timing"][0]["kv_prediction"]["n"] == 2
+        accuracy = record["accuracy"]["next_line/128"]
+        assert accuracy["n"] == 3
+        assert {"base", "predicted", "corrected", "auxiliary"} <= accuracy.keys()
+        assert record["correction"]["time_to_exact_s"]["n"] == 3
+        assert len(record["samples"]) == 3
+    # The frozen base is the same throughout; least squares and training move the rest.
+    assert len({r["text"]["cross_entropy_base"] for r in records}) == 1
+    assert len({r["text"]["kl"] for r in records}) == 3
+
+
+def test_run_facts(run):
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["auxiliary"]["kept"] == [0, 2]
+    assert facts["predictor"]["layer_map"] == [0, 0, 1, 1]
+    assert facts["base"]["family"] == "llama"
+    assert facts["versions"]["torch"]
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_measuring_again(lit_kvpred, run, command):
+    before = [json.loads(line) for line in (run / "evaluation.jsonl").open()]
+    config = (run / "config.yaml").read_bytes()
+    result = lit_kvpred(command, f"--run={run}", "--trainer.enable_progress_bar=false")
+    assert result.returncode == 0, result.stderr
+    after = [json.loads(line) for line in (run / "evaluation.jsonl").open()]
+    assert after[: len(before)] == before
+    assert after[-1]["stage"] == command
+    best = min((r for r in before if r["stage"] == "fit"), key=lambda r: r["text"]["kl"])
+    assert after[-1]["global_step"] in (6, 12)
+    if command == "validate" and best["global_step"] > 0:
+        assert after[-1]["global_step"] == best["global_step"]
+        assert after[-1]["text"]["kl"] == pytest.approx(best["text"]["kl"], rel=1e-4)
+    assert (run / "config.yaml").read_bytes() == config
+
+
+def test_predict_writes_answers(lit_kvpred, run):
+    result = lit_kvpred("predict", f"--run={run}", "--trainer.enable_progress_bar=false")
+    assert result.returncode == 0, result.stderr
+    answers = [json.loads(line) for line in (run / "predictions.jsonl").open()]
+    assert len(answers) == 3
+    assert {"task", "prompt", "predicted", "corrected"} <= answers[0].keys()
+
+
+def test_generate_streams_events(lit_kvpred_process, lit_kvpred, run):
+    result = lit_kvpred_process(
+        "generate", str(run / "artefact"), "--prompt", "def function_1(", "--json_events",
+        "true", "--max_new_tokens", "12", "--period", "4", "--threshold", "2", "--policy",
+        "retract",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert events[-1]["event"] == "GenerationStats"
+    assert events[-1]["drafted"] == events[-1]["retracted"] > 0
+    assert "RetractionEvent" in {e["event"] for e in events}
+    shown = 0
+    for event in events:
+        shown += {"TokenEvent": 1, "RetractionEvent": -event.get("count", 0)}.get(event["event"], 0)
+    assert shown == events[-1]["new_tokens"]
+    plain = lit_kvpred("generate", str(run / "artefact"), "--max_new_tokens=4", stdin="def f(")
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout.strip() or plain.stdout == "\n"
+
+
+def test_report_again_and_side_by_side(lit_kvpred, run):
+    before = (run / "report.html").stat().st_mtime_ns
+    assert lit_kvpred("report", str(run)).returncode == 0
+    result = lit_kvpred("report", str(run), str(run))
+    assert result.returncode == 0, result.stderr
+    assert (run / "report.html").stat().st_mtime_ns > before
+
+
+@pytest.mark.parametrize(
+    "command", ["prepare", "fit", "validate", "test", "predict", "generate", "report"]
+)
+def test_every_command_has_help(lit_kvpred, command):
+    result = lit_kvpred(command, "--help")
+    assert result.returncode == 0, result.stderr
+    assert "usage:" in result.stdout
+
+
+def test_top_level_help_and_version_import_no_torch(environment):
+    code = (
+        "import sys; from lit_kvpred.cli import main; "
+        "codes = [main(['--help']), main(['--version'])]; "
+        "assert codes == [0, 0]; "
+        "heavy = {'torch', 'lightning', 'transformers', 'jsonargparse'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+
+
+def test_packaged_configurations_are_complete(lit_kvpred):
+    assert {"tiny", "smollm2-135m"} <= packaged_configs().keys()
+    for name in packaged_configs():
+        result = lit_kvpred("fit", "--config", name, "--print_config")
+        assert result.returncode == 0, result.stderr
+        assert yaml.safe_load(result.stdout)["model"]["base"].startswith("checkpoints/models/")

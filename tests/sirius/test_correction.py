@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.sirius.correction import Correction
+
+
+def test_defaults_are_those_of_the_paper():
+    correction = Correction()
+    assert (correction.period, correction.threshold, correction.temperature) == (16, 0.1, 0.6)
+    assert correction.policy == "hold"
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"period": 1},
+        {"threshold": 0.0},
+        {"threshold": 1.5},
+        {"threshold": math.inf},
+        {"temperature": 1e-3},
+        {"policy": "commit"},
+        {"policy": "retract"},
+    ],
+)
+def test_extremes_are_allowed(extreme):
+    correction = Correction(**extreme)
+    assert {name: getattr(correction, name) for name in extreme} == extreme
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"period": 0}, "period must be at least 1, got 0"),
+        ({"period": -4}, "period must be at least 1, got -4"),
+        ({"threshold": -0.1}, "threshold must be >= 0, got -0.1"),
+        ({"threshold": math.nan}, "threshold must be >= 0, got nan"),
+        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"temperature": -1.0}, "temperature must be positive, got -1.0"),
+        ({"temperature": math.nan}, "temperature must be positive, got nan"),
+        ({"policy": "show"}, "policy 'show' is not one of hold, commit, retract"),
+    ],
+)
+def test_values_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ConfigurationError, match=message) as error:
+        Correction(**wrong)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Correction().period = 3
