@@ -80,6 +80,13 @@ FAMILIES = tuple(_FAMILIES)
 ISSUE_FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "gemma2")
 KEY_NORM_FAMILIES = ("qwen3", "gemma3_text", "olmo2")
 
+# Served in part: bloom's positions are a bias that its own code builds from a plain padding mask;
+# the last layer of gpt_neox_japanese has a parameter that the others lack.
+_PECULIAR: dict[str, dict] = {
+    "bloom": {"n_layer": 4, "n_head": 4},
+    "gpt_neox_japanese": {},
+}
+
 # What no adapter can serve: key norm after rotation, rotation inside attention, no cache of rows.
 _UNSERVED: dict[str, dict] = {
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -93,7 +100,7 @@ def tiny_config(family: str, **overrides):
     values = dict(_COMMON)
     if family in ("gpt2", "gptj", "mamba"):
         values = {k: _COMMON[k] for k in ("vocab_size", "bos_token_id", "eos_token_id")}
-    values |= (_FAMILIES | _UNSERVED)[family]
+    values |= (_FAMILIES | _PECULIAR | _UNSERVED)[family]
     values |= overrides
     return CONFIG_MAPPING[family](**values)
 

@@ -8,7 +8,9 @@ large is loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import gguf
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from transformers import (
@@ -34,6 +36,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
+from transformers.utils import logging as hf_logging
 
 from lit_kvpred.errors import BaseModelError, ConfigurationError, UnsupportedFamilyError
 
@@ -50,7 +53,10 @@ _LOADING_ERRORS = (
     ImportError,
     NotImplementedError,
     SafetensorError,
+    StrictDataclassError,
+    struct.error,
 )
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 @dataclass(frozen=True)
@@ -205,28 +211,44 @@ def _load_weights(
 ) -> PreTrainedModel:
     place, where = _as_arguments(path)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            place,
-            config=config,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            **where,
-            **options,
-        )
+        with quiet_transformers():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                place,
+                config=config,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **where,
+                **options,
+            )
     except _LOADING_ERRORS as error:
         raise BaseModelError(
             f"{source}: the weights cannot be read ({_one_line(error)}); complete safetensors "
             "files are needed: fetch or prepare the model again"
         ) from error
     # transformers would go on with random values in their place.
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
+    unread = sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])])
+    if unread:
         raise BaseModelError(
-            f"{source}: {len(missing)} weights are missing, first {missing[0]}; fetch or prepare "
-            "the model again"
+            f"{source}: {len(unread)} weights are missing or of another shape than the "
+            f"configuration says, first {unread[0]}; fetch or prepare the model again"
         )
     return model.eval()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Holds back transformers' warnings and progress bars, where what matters is checked here."""
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()
 
 
 def _folder_config(folder: Path, source: str | Path) -> PreTrainedConfig:
@@ -250,7 +272,7 @@ def _folder_config(folder: Path, source: str | Path) -> PreTrainedConfig:
 def _require_known_family(family: str, values: Mapping[str, Any], source: str | Path) -> None:
     if family in CONFIG_MAPPING_NAMES:
         return
-    name = ", ".join(values.get("architectures") or []) or family or "unnamed"
+    name = f"{', '.join(values.get('architectures') or ['?'])} (model_type {family!r})"
     if "auto_map" in values:
         raise BaseModelError(
             f"{source}: architecture {name} needs code from the model's own repository, which is "
@@ -284,10 +306,9 @@ def _as_arguments(path: Path) -> tuple[Path, dict[str, str]]:
 def _checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if dtype == "auto" or isinstance(dtype, torch.dtype):
         return dtype
-    named = getattr(torch, dtype, None)
-    if not isinstance(named, torch.dtype) or not named.is_floating_point:
-        raise ConfigurationError(f"unknown dtype {dtype!r}; use auto, float32, bfloat16 or float16")
-    return named
+    if dtype not in _DTYPES:
+        raise ConfigurationError(f"unknown dtype {dtype!r}; use auto, {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
 
 
 def _one_line(error: BaseException) -> str:

@@ -135,6 +135,12 @@ def test_a_static_cache_changes_no_answer(family):
     assert _draft(model, static_cache=True) == _draft(model)
 
 
+def test_a_static_cache_where_positions_are_a_bias():
+    model = _model("bloom")
+    assert _draft(model) == [_draft(model, [prompt])[0] for prompt in _PROMPTS]
+    assert _draft(model, static_cache=True) == _draft(model)
+
+
 # -- correction at the extremes ------------------------------------------------------------------
 
 

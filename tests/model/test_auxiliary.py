@@ -154,6 +154,13 @@ def test_a_copy_that_lost_a_tensor_is_noticed(monkeypatch):
         prune(base, [0, 1])
 
 
+def test_a_family_whose_layers_are_not_alike_is_refused():
+    # Its last layer has a bias that the others lack, so that the kept second layer has none.
+    with pytest.raises(BaseModelError) as error:
+        prune(tiny_model("gpt_neox_japanese"), [0, 1])
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("kept", [[], [1, 2], [0, 0], [0, 4], [2, 0]])
 def test_bad_lists_of_kept_layers_are_refused(kept):
     with pytest.raises(ConfigurationError, match="kept layers"):

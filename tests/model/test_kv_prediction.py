@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
 
-from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.errors import ConfigurationError, UnsupportedFamilyError
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
 from lit_kvpred.model.reading import mean_absolute_error
@@ -99,6 +99,10 @@ def test_identity_with_rope_scaling(rope):
     _check_identity(
         tiny_model("llama", rope_parameters={"rope_theta": 10000.0, **_ROPE[rope]}), _CLOSE
     )
+
+
+def test_identity_with_positions_as_a_bias():
+    _check_identity(tiny_model("bloom"), _CLOSE)
 
 
 def test_identity_with_a_window():
@@ -411,6 +415,15 @@ def test_packed_documents_are_read_as_if_alone(family):
             torch.testing.assert_close(keys[:, :, rows], own_keys, **_CLOSE)
             torch.testing.assert_close(values[:, :, rows], own_values, **_CLOSE)
         start += len(document)
+
+
+@torch.no_grad()
+def test_packed_documents_are_refused_where_positions_are_a_bias():
+    """The family builds its bias from a plain mask, which can't say who belongs together."""
+    model = predicting_model(tiny_model("bloom"))
+    with pytest.raises(UnsupportedFamilyError) as error:
+        model(random_ids(1, 6), document_ids=torch.tensor([[0, 0, 0, 1, 1, 1]]))
+    assert "\n" not in str(error.value)
 
 
 @torch.no_grad()

@@ -102,6 +102,23 @@ def test_weights_that_changed_are_written_again(change):
     _assert_holds(module, values)
 
 
+@pytest.mark.parametrize("change", ["vector_to_parameters", "bfloat16"])
+def test_weights_that_were_exchanged_are_written_again(change):
+    """Neither way is seen by the parameters' version counters."""
+    module, store = _module(), AuxiliaryStore()
+    store.release(module)
+    store.restore()
+    if change == "bfloat16":
+        module.bfloat16()
+    else:
+        vector = nn.utils.parameters_to_vector(module.parameters()).detach()
+        nn.utils.vector_to_parameters(vector + 1, module.parameters())
+    values = _values(module)
+    store.release(module)
+    store.restore()
+    _assert_holds(module, values)
+
+
 def test_a_folder_that_takes_nothing_leaves_the_weights_in_memory():
     module, store = _module(), AuxiliaryStore()
     values = _values(module)
@@ -164,6 +181,17 @@ def test_generation_may_release_the_auxiliary_while_the_base_decodes():
         assert _numel(model) == 0
     model.restore_auxiliary()
     _assert_holds(model, values)
+
+
+def test_the_first_token_does_not_wait_for_the_release(monkeypatch):
+    model, order = predicting_model(tiny_model("llama")), []
+    release = AuxiliaryStore.release
+    monkeypatch.setattr(
+        AuxiliaryStore, "release", lambda *a: order.append("released") or release(*a)
+    )
+    stream = model.stream(random_ids(1, 9), max_new_tokens=3, eos_ids=(), release_auxiliary=True)
+    order.extend(event.row for event in stream)
+    assert order == [0, "released", 0, 0]
 
 
 @pytest.mark.parametrize("way", ["release_auxiliary", "generate", "prefill"])
