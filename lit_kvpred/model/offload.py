@@ -6,6 +6,9 @@ disk in between, memory while decoding is the base's alone (KVP 4.4).
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 import tempfile
 from pathlib import Path
 
@@ -49,6 +52,7 @@ class AuxiliaryStore:
             parameter.data = parameter.data.new_empty(0)
         self._released = module
         self._written_versions = versions
+        _return_freed_memory()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -61,3 +65,12 @@ class AuxiliaryStore:
                 parameter.data = file.get_tensor(name).to(parameter.device)
         self._released = None
         self._written_versions = {name: p._version for name, p in parameters.items()}
+
+
+def _return_freed_memory() -> None:
+    """Give freed heap pages back to the system, which glibc would keep for later."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -13,13 +13,11 @@ from lit_kvpred.errors import TokenizerMismatchError
 _SAMPLE = (
     "The quick brown foxes couldn't jump 12345.67 metres over naïve café façades.\n"
     "def f(x_1, *args):\n    return {'a': [x_1 ** 2, None]}  # tabs\there\r\n\n\n"
-    "ÅNGSTRÖM ﬁnally Straße 日本語のテキスト Привет 👍🏽 <b>&amp;</b> https://example.org/?q=1 ~~ ..."
+    "ÅNGSTRÖM ﬁnally Straße 日本語のテキスト Привет 👍🏽 <b>&amp;</b> https://a.org/?q=1 ~~ ..."
 )
 
 
-def check_same_tokenizer(
-    first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
-) -> None:
+def check_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> None:
     """Checks that two tokenizers give every text the same ids.
 
     The maps from token to id must be identical, and so must the ids of a mixed sample text, in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -16,7 +17,13 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from lit_kvpred.errors import BaseModelError
-from lit_kvpred.model.loading import load_base, load_tokenizer, locate, read_gguf_summary
+from lit_kvpred.model.loading import (
+    load_base,
+    load_tokenizer,
+    locate,
+    quiet_transformers,
+    read_gguf_summary,
+)
 
 RECORD = "preparation.json"
 """File in a prepared folder that says what it was made from."""
@@ -68,9 +75,10 @@ def prepare(
         model = load_base(path, dtype=dtype)
         tokenizer = load_tokenizer(path)
         report(f"writing {out}")
-        model.save_pretrained(stage)
-        tokenizer.save_pretrained(stage)
-        _write_record(stage, digest, dtype)
+        with quiet_transformers():
+            model.save_pretrained(stage)
+            tokenizer.save_pretrained(stage)
+        write_record(stage, digest, dtype)
     return out
 
 
@@ -132,11 +140,8 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_memory(path: Path, report: Callable[[str], None]) -> None:
@@ -187,14 +192,15 @@ def _record_of(folder: Path, source_sha256: str, dtype: str) -> dict[str, Any]:
     return {"source_sha256": source_sha256, "dtype": dtype, "files": _file_digests(folder)}
 
 
-def _write_record(folder: Path, source_sha256: str, dtype: str) -> None:
+def write_record(folder: Path, source_sha256: str, dtype: str) -> None:
+    """Writes down what a complete folder was prepared from, for `holds`."""
     record = _record_of(folder, source_sha256, dtype)
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _remove_abandoned(out: Path) -> None:
     # A process that was killed could not clean up after itself.
-    for stage in out.parent.glob(f".{out.name}.*.partial"):
+    for stage in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
         owner = stage.suffixes[-2].lstrip(".")
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(stage, ignore_errors=True)

