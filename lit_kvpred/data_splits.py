@@ -26,6 +26,7 @@ _SKIPPED_FOLDERS = frozenset(
         "test",
         "tests",
         "idle_test",
+        "__phello__",
         # Bundled third-party code.
         "_bundled",
         # Generated tables: files that differ in a few numbers would leak between the splits.

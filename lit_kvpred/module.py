@@ -29,7 +29,8 @@ from lit_kvpred.optimisation import decay_groups, warmup_cosine
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.unreached import freeze_unreached
 
-_log = logging.getLogger(__name__)
+# Lightning's own logger, so that its console settings apply.
+_log = logging.getLogger("lightning.pytorch")
 _FROZEN_PREFIX = "model.base."
 # What the trained tensors mean. Everything else may change between a checkpoint and its resumption.
 _STRUCTURE = ("auxiliary", "keep", "auxiliary_source", "features", "layer_map")
@@ -176,8 +177,9 @@ class KVPredictionModule(LightningModule):
     def fit_predictor(self, batches: Iterable[Batch]) -> None:
         """Least-squares initialisation from calibration batches, with a progress bar."""
         shown = track(
-            list(batches),
+            batches,
             description="Least squares",
+            total=self.hparams.calibration_batches,
             disable=self.trainer.progress_bar_callback is None or not self.trainer.is_global_zero,
         )
         fit = self.kv_model.fit_least_squares(shown, ridge=self.hparams.ridge)
@@ -204,6 +206,10 @@ class KVPredictionModule(LightningModule):
         """Let the configured learning rate and decay win over those of a checkpoint."""
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         rate = self.hparams.learning_rate
+        if schedule.base_lrs[0] != rate:
+            _log.info(
+                "Peak learning rate %g replaces the checkpoint's %g.", rate, schedule.base_lrs[0]
+            )
         decays = (self.hparams.weight_decay, 0.0)
         schedule.base_lrs = [rate for _ in schedule.base_lrs]
         for group, decay, factor in zip(

@@ -12,7 +12,7 @@ from transformers import Cache
 
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
-from lit_kvpred.model.caches import n_rows, roll_back, shift_rows_right
+from lit_kvpred.model.caches import n_rows, padding_mask, roll_back, shift_rows_right
 from lit_kvpred.model.family import FamilyAdapter
 
 
@@ -66,7 +66,7 @@ class AnswerState:
         output = self.adapter.model(
             input_ids,
             position_ids=positions,
-            attention_mask=None if bool(self.visible.all()) else self.visible.long(),
+            attention_mask=padding_mask(self.visible, self.cache),
             cache=self.cache,
             use_cache=True,
         )

@@ -82,14 +82,12 @@ def stream(
     settings = settings or GenerationSettings()
 
     def prefill(static_length: int | None) -> Prefill:
-        model.restore_auxiliary()
-        result = predicted_prefill(model, input_ids, attention_mask, static_length=static_length)
-        if settings.release_auxiliary:
-            model.release_auxiliary()
-        return result
+        return predicted_prefill(model, input_ids, attention_mask, static_length=static_length)
 
     writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction)
-    return writer.write(prefill, predicted=True)
+    # The first token does not wait for the disk.
+    release = model.release_auxiliary if settings.release_auxiliary else None
+    return writer.write(prefill, predicted=True, after_first_token=release)
 
 
 def generate(
@@ -144,7 +142,11 @@ class _Writer:
 
     @torch.inference_mode()
     def write(
-        self, prefill: PrefillFunction, *, predicted: bool
+        self,
+        prefill: PrefillFunction,
+        *,
+        predicted: bool,
+        after_first_token: Callable[[], None] | None = None,
     ) -> Generator[Event, None, GenerationOutput]:
         """Prefill, draft, correct, and decode to the end."""
         start = time.perf_counter()
@@ -154,6 +156,8 @@ class _Writer:
         if not predicted:
             self.stats.time_to_exact_s = self.stats.ttft_s
         yield from self._show(answer, limit=1, exact=not predicted)
+        if after_first_token is not None:
+            after_first_token()
         if predicted and self.correction is not None:
             yield from self._draft(answer, self.correction)
             verdict = self._reconcile(answer, self.correction)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import Cache
 
 from lit_kvpred.errors import PromptError
-from lit_kvpred.model.caches import RecordingCache, empty_static_cache
+from lit_kvpred.model.caches import RecordingCache, empty_static_cache, padding_mask
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.sequences import Sequences
 
@@ -34,14 +33,16 @@ def describe_prompt(
     input_ids: Tensor,
     attention_mask: Tensor | None,
     new_tokens: int = 0,
+    reader: str = "the base",
 ) -> Sequences:
     """Check a prompt batch and describe its positions.
 
     Args:
-        adapter: The base's adapter.
+        adapter: Adapter of the model that reads the prompt.
         input_ids: ``(B, N)`` long.
         attention_mask: ``(B, N)``, 0 at left padding; None means no padding.
         new_tokens: Tokens that shall follow the prompt.
+        reader: What the model is to the user, for error messages.
 
     Raises:
         PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
@@ -53,9 +54,10 @@ def describe_prompt(
             "give at least one token"
         )
     vocabulary = adapter.model.get_input_embeddings().weight.shape[0]
-    if int(input_ids.min()) < 0 or int(input_ids.max()) >= vocabulary:
+    unknown = input_ids[(input_ids < 0) | (input_ids >= vocabulary)]
+    if unknown.numel() > 0:
         raise PromptError(
-            f"the prompt holds token id {int(input_ids.max())} but the base knows ids below "
+            f"the prompt holds token id {int(unknown[0])} but {reader} knows ids below "
             f"{vocabulary}; tokenize it with the base's own tokenizer"
         )
     batch_size, length = input_ids.shape
@@ -73,7 +75,7 @@ def describe_prompt(
     if adapter.max_positions is not None and longest > adapter.max_positions:
         raise PromptError(
             f"prompt and answer need {longest} positions ({longest - new_tokens} + {new_tokens}) "
-            f"but the base has {adapter.max_positions}; shorten the prompt or ask for fewer tokens"
+            f"but {reader} has {adapter.max_positions}; shorten the prompt or ask for fewer tokens"
         )
     return sequences
 
@@ -96,6 +98,8 @@ def predicted_prefill(
 ) -> Prefill:
     """Predict the rows of all prompt tokens but the last; the base runs the last one (KVP 4.2)."""
     sequences = describe_prompt(model.adapter, input_ids, attention_mask)
+    model.restore_auxiliary()
+    describe_prompt(model.auxiliary.adapter, input_ids, attention_mask, reader="the auxiliary")
     cache = model.predicted_cache(input_ids[:, :-1], sequences[:-1], static_length=static_length)
     return Prefill(_run_base(model.adapter, input_ids[:, -1:], sequences, cache), cache)
 
@@ -124,9 +128,9 @@ def _run_base(
     output = adapter.model(
         input_ids,
         position_ids=sequences.position_ids[:, -rows:],
-        attention_mask=None if sequences.all_real else sequences.real.long(),
+        attention_mask=padding_mask(sequences.real, cache),
         cache=cache,
         use_cache=True,
-        logits_to_keep=torch.tensor([rows - 1], device=input_ids.device) if rows > 1 else 0,
+        logits_to_keep=1,
     )
     return output.logits[:, -1].float()

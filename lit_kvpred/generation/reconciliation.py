@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.sampling import TokenChooser
-from lit_kvpred.model.caches import n_rows, roll_back
+from lit_kvpred.model.caches import n_rows, padding_mask, roll_back
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.acceptance import accepted_prefix
 from lit_kvpred.sirius.correction import Correction
@@ -53,7 +53,7 @@ def catch_up(answer: AnswerState, prompt: Tensor, sequences: Sequences) -> None:
     answer.adapter.decoder(
         prompt[:, :-1],
         position_ids=before_last.position_ids,
-        attention_mask=None if before_last.all_real else before_last.real.long(),
+        attention_mask=padding_mask(before_last.real, answer.cache),
         cache=answer.cache,
         use_cache=True,
     )

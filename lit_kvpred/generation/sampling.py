@@ -33,7 +33,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+        if not self.temperature >= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ConfigurationError(
                 f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got "
                 f"{self.temperature}, {self.top_k}, {self.top_p}"

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from lit_kvpred import __version__
-from lit_kvpred.errors import CheckpointError, KVPredictionError
+from lit_kvpred.errors import CheckpointError, ConfigurationError, KVPredictionError
 from lit_kvpred.model.auxiliary import Auxiliary
 from lit_kvpred.model.fingerprint import fingerprint
 from lit_kvpred.model.loading import load_base
@@ -56,6 +56,11 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
     Raises:
         CheckpointError: If the folder can't be written.
     """
+    folder = folder.resolve()
+    if folder.exists() and not _is_replaceable(folder):
+        raise CheckpointError(
+            f"can't write the artefact {folder}: it holds something else; choose another folder"
+        )
     partial = folder.with_name(folder.name + ".partial")
     description = {
         "format": _FORMAT,
@@ -76,7 +81,7 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"can't write the artefact {folder} ({error}); free space or choose another folder"
@@ -96,49 +101,59 @@ def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredic
     if base is None:
         if reference["source"] is None:
             raise CheckpointError(f"{folder} does not name its base; pass `base` yourself")
-        base = load_base(reference["source"], revision=reference["revision"])
+        base = load_base(reference["source"], revision=reference.get("revision"))
     check_base(base, reference, folder)
     try:
         network = load_base(str(folder / "auxiliary"), dtype="float32")
         weights = load_file(folder / "model.safetensors")
     except (KVPredictionError, OSError, SafetensorError) as error:
         raise CheckpointError(f"artefact {folder} is damaged ({error}); export it again") from error
-    facts = description["auxiliary"]
-    auxiliary = Auxiliary(
-        network,
-        facts["kind"],
-        description["layer_map"],
-        source=facts["source"],
-        kept=facts["kept"],
-    )
-    model = KVPredictionModel(
-        base, auxiliary, features=description["features"], init=description["init"]
-    )
     try:
+        facts = description["auxiliary"]
+        auxiliary = Auxiliary(
+            network,
+            facts["kind"],
+            description["layer_map"],
+            source=facts["source"],
+            kept=facts["kept"],
+        )
+        model = KVPredictionModel(
+            base, auxiliary, features=description["features"], init=description["init"]
+        )
         model.predictor.load_state_dict(weights, strict=True)
-    except RuntimeError as error:
+    except (ConfigurationError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(
             f"artefact {folder} does not fit its own description; export it again"
         ) from error
     return model.eval()
 
 
+def _is_replaceable(folder: Path) -> bool:
+    """Whether ``folder`` is empty or an earlier artefact."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return folder.is_dir()
+    try:
+        _read_description(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
 def _read_description(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         description = json.loads(file.read_text())
-        missing = {"format", "base", "auxiliary", "features", "init", "layer_map"} - set(
-            description
-        )
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder} holds no artefact (no config.json); pass a folder that save_pretrained wrote"
         ) from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} can't be read ({error}); export it again") from error
-    if missing or description["format"] != _FORMAT:
-        raise CheckpointError(
-            f"{file} is not an artefact of this version (missing {sorted(missing)}, "
-            f"format {description.get('format')}); export it again"
-        )
+    wanted = {"format", "base", "auxiliary", "features", "init", "layer_map"}
+    complete = isinstance(description, dict) and wanted <= description.keys()
+    if not complete or description["format"] != _FORMAT:
+        raise CheckpointError(f"{file} is not an artefact of this version; export it again")
+    reference = description["base"]
+    if not isinstance(reference, dict) or not {"source", "fingerprint"} <= reference.keys():
+        raise CheckpointError(f"{file} does not name its base; export it again")
     return description

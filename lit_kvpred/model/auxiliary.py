@@ -120,7 +120,14 @@ def prune(base: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(
         _pruned_config(base, kept), dtype=torch.float32, attn_implementation=_attention(base)
     )
-    model.load_state_dict(wanted, strict=True)
+    try:
+        model.load_state_dict(wanted, strict=True)
+    except RuntimeError as error:
+        raise BaseModelError(
+            f"layers {list(kept)} of model family '{adapter.family}' can't be copied into a "
+            "shallower model because its layers are not alike; keep others or use a canonical "
+            "auxiliary"
+        ) from error
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor, wanted[name].float()):
             raise BaseModelError(f"pruning did not carry over '{name}' exactly; report this family")
@@ -148,8 +155,8 @@ def _pruned_config(base: PreTrainedModel, kept: Sequence[int]) -> Any:
     text = config.get_text_config(decoder=True)
     n_base = text.num_hidden_layers
     for name, value in list(vars(text).items()):
-        # Per-layer lists (attention types, NoPE flags, head counts) shrink with the stack.
-        if isinstance(value, list | tuple) and len(value) == n_base:
+        # Lists that speak of layers (attention types, NoPE flags) shrink with the stack.
+        if "layer" in name and isinstance(value, list | tuple) and len(value) == n_base:
             setattr(text, name, type(value)(value[i] for i in kept))
     text.num_hidden_layers = len(kept)
     if getattr(config, "quantization_config", None) is not None:

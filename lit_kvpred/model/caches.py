@@ -107,6 +107,18 @@ def n_rows(cache: Cache) -> int:
     return int(cache.get_seq_length())
 
 
+def padding_mask(visible: Tensor, cache: Cache) -> Tensor | None:
+    """The 2-D attention mask for a forward on ``cache``; None where nothing is hidden.
+
+    ``visible`` ``(B, rows)`` bool covers the cache's rows and the new ones. Unused slots of a
+    static cache are hidden explicitly: families with position biases read their width off the mask.
+    """
+    slots = max((layer.get_max_length() for layer in cache.layers), default=-1)
+    if slots > visible.shape[1]:
+        return torch.nn.functional.pad(visible.long(), (0, slots - visible.shape[1]))
+    return None if bool(visible.all()) else visible.long()
+
+
 def roll_back(cache: Cache, rows: int) -> None:
     """Drop the last ``rows`` rows of every layer.
 

@@ -27,6 +27,8 @@ from lit_kvpred.model.rotary import RotaryTables, Rotation, candidate_rotations,
 
 # Families whose position information never touches the keys: learned tables or ALiBi.
 _WITHOUT_ROTATION = {"biogpt", "bloom", "gpt2", "gpt_bigcode", "gpt_neo", "mpt", "opt", "xglm"}
+# Families that add position biases which they compute from a plain padding mask.
+_WITH_BIASES = {"bloom", "mpt"}
 _KEY_NORM_NAMES = ("k_norm", "k_layernorm", "key_layernorm")
 _PROBE_TOKENS = 5
 _PROBE_SHIFT = 7
@@ -100,6 +102,22 @@ class FamilyAdapter:
         """Longest sequence that the position scheme allows, if the configuration names one."""
         return getattr(self.config, "max_position_embeddings", None)
 
+    def require_explicit_masks(self) -> None:
+        """Raise `UnsupportedFamilyError` if attention can't be limited by a 4-D mask."""
+        if self.family in _WITH_BIASES or getattr(self.config, "alibi", False):
+            raise UnsupportedFamilyError(
+                f"model family '{self.family}' computes its positions from a plain mask, so that "
+                "packed documents can't be kept apart; set packing to padded"
+            )
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Dtype of queries, keys and values in a forward right now, autocast included."""
+        device = self.model.device.type
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return self.model.dtype
+
     @property
     def has_key_norm(self) -> bool:
         """Whether cached keys went through a norm."""
@@ -166,34 +184,39 @@ class FamilyAdapter:
     @torch.no_grad()
     def _probe(self) -> None:
         """Read the cache shapes and prove that stored keys can be rebuilt from raw ones."""
-        here, norm_inputs = self._probe_forward(0)
+        tokens = _PROBE_TOKENS
+        here, norm_inputs = self._probe_forward(tokens, 0)
+        while tokens in {layer.keys.shape[1] for layer in here.layers}:
+            # As many tokens as heads could not tell the two axes apart.
+            tokens += 1
+            here, norm_inputs = self._probe_forward(tokens, 0)
         self.shapes = [
             LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
             for layer in here.layers
         ]
         for layer, keys in norm_inputs.items():
             heads = self.shapes[layer].heads
-            self._key_norm_heads_first = keys.shape[1:-1] == (heads, _PROBE_TOKENS)
+            self._key_norm_heads_first = keys.shape[1:-1] == (heads, tokens)
         if self._rotary is None:
             if self.family not in _WITHOUT_ROTATION:
                 raise self._unsupported("its position scheme is unknown (no `rotary_emb` module)")
             return
-        there, _ = self._probe_forward(_PROBE_SHIFT)
+        there, _ = self._probe_forward(tokens, _PROBE_SHIFT)
         for rotation in candidate_rotations(self.decoder):
             self._rotation = rotation
             if self._rotates_as_probed(here, there, norm_inputs):
                 return
         raise self._unsupported("the rotation of its keys could not be taken off and put on again")
 
-    def _probe_forward(self, shift: int) -> tuple[RecordingCache, dict[int, Tensor]]:
+    def _probe_forward(self, tokens: int, shift: int) -> tuple[RecordingCache, dict[int, Tensor]]:
         device = self.model.get_input_embeddings().weight.device
-        ids = torch.arange(_PROBE_TOKENS, device=device)[None] % self.config.vocab_size
+        ids = torch.arange(tokens, device=device)[None] % self.config.vocab_size
         cache = RecordingCache()
         was_training = self.model.training
         self.model.eval()
         try:
             with self.record_norm_inputs() as norm_inputs:
-                positions = torch.arange(_PROBE_TOKENS, device=device)[None] + shift
+                positions = torch.arange(tokens, device=device)[None] + shift
                 self.decoder(ids, position_ids=positions, cache=cache, use_cache=True)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise self._unsupported(
@@ -213,7 +236,7 @@ class FamilyAdapter:
     ) -> bool:
         """Rotary attention is relative: shifting all positions changes nothing but the rotation."""
         device = here.layers[0].keys.device
-        positions = torch.arange(_PROBE_TOKENS, device=device)[None]
+        positions = torch.arange(here.layers[0].keys.shape[2], device=device)[None]
         for layer in range(self.n_layers):
             keys, shifted = here.layers[layer].keys, there.layers[layer].keys
             for table in (self.layer_types[layer], None):

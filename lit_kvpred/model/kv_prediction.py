@@ -100,6 +100,7 @@ class KVPredictionModel(nn.Module):
             auxiliary.adapter.shapes, self.adapter.shapes, layer_map or auxiliary.base_map
         )
         self._store: AuxiliaryStore | None = None
+        self.register_state_dict_pre_hook(lambda *_: self.restore_auxiliary())
         base.requires_grad_(False)
         base.eval()
 
@@ -128,7 +129,7 @@ class KVPredictionModel(nn.Module):
             document_ids: ``(B, T)`` long, packed documents per row, -1 at right padding.
         """
         sequences = describe_batch(input_ids, attention_mask, document_ids)
-        auxiliary = read_rows(self.auxiliary.adapter, input_ids, sequences, logits_from=0)
+        auxiliary = self.read_auxiliary(input_ids, sequences, logits_from=0)
         predicted = self.predict(auxiliary)
         logits = self.replay(predicted, input_ids, sequences)
         assert auxiliary.logits is not None
@@ -140,6 +141,7 @@ class KVPredictionModel(nn.Module):
         self, input_ids: Tensor, sequences: Sequences, *, logits_from: int | None = None
     ) -> CacheRows:
         """The auxiliary's rows; without ``logits_from`` nothing unneeded is computed."""
+        self.restore_auxiliary()
         stop = self.predictor.last_feeding_layer if logits_from is None else None
         return read_rows(
             self.auxiliary.adapter,
@@ -170,7 +172,7 @@ class KVPredictionModel(nn.Module):
         return self.base(
             input_ids,
             position_ids=sequences.position_ids,
-            attention_mask=sequences.attention_mask(self.adapter, self.base.dtype),
+            attention_mask=sequences.attention_mask(self.adapter),
             cache=ReplayCache(*self._stored(predicted, sequences.position_ids)),
             use_cache=True,
         ).logits
@@ -193,7 +195,7 @@ class KVPredictionModel(nn.Module):
         return self.base(
             input_ids[:, cut:],
             position_ids=sequences.position_ids[:, cut:],
-            attention_mask=sequences.attention_mask(self.adapter, self.base.dtype, cut),
+            attention_mask=sequences.attention_mask(self.adapter, cut),
             cache=cache,
             use_cache=True,
         ).logits
@@ -203,12 +205,7 @@ class KVPredictionModel(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Predicted rows as the base stores them: rotated, in its compute dtype."""
         tables = self.adapter.rotary_tables(position_ids)
-        device = position_ids.device.type
-        dtype = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else self.base.dtype
-        )
+        dtype = self.adapter.compute_dtype
         keys = [tables.rotate(k, i).to(dtype) for i, k in enumerate(predicted.keys)]
         return keys, [v.to(dtype) for v in predicted.values]
 
@@ -291,7 +288,6 @@ class KVPredictionModel(nn.Module):
         """
         from lit_kvpred.generation.prefill import predicted_prefill
 
-        self.restore_auxiliary()
         return predicted_prefill(self, input_ids, attention_mask, static_length=static_length)
 
     def generate(

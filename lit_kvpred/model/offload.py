@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -27,7 +27,7 @@ class AuxiliaryStore:
         self._folder = tempfile.TemporaryDirectory(prefix="lit-kvpred-")
         self._file = Path(self._folder.name) / "auxiliary.safetensors"
         self._released: nn.Module | None = None
-        self._written_versions: dict[str, int] = {}
+        self._written: dict[str, tuple[int, ...]] = {}
 
     @torch.no_grad()
     def release(self, module: nn.Module) -> None:
@@ -39,11 +39,11 @@ class AuxiliaryStore:
         if self._released is not None:
             return
         parameters = dict(module.named_parameters())
-        versions = {name: p._version for name, p in parameters.items()}
-        if versions != self._written_versions:
+        identities = _identities(parameters)
+        if identities != self._written:
             try:
                 save_file({n: p.detach().contiguous() for n, p in parameters.items()}, self._file)
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 raise CheckpointError(
                     f"can't off-load the auxiliary to {self._folder.name} ({error}); "
                     "free disk space or generate without release_auxiliary"
@@ -51,9 +51,11 @@ class AuxiliaryStore:
         for parameter in parameters.values():
             parameter.data = parameter.data.new_empty(0)
         self._released = module
-        self._written_versions = versions
+        self._written = identities
         _return_freed_memory()
 
+    # Out of inference mode, whose tensors could never be trained again.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self) -> None:
         """Read released parameters back; does nothing when nothing is released."""
@@ -64,7 +66,12 @@ class AuxiliaryStore:
             for name, parameter in parameters.items():
                 parameter.data = file.get_tensor(name).to(parameter.device)
         self._released = None
-        self._written_versions = {name: p._version for name, p in parameters.items()}
+        self._written = _identities(parameters)
+
+
+def _identities(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
+    """Values that change when a parameter is written to or gets other storage."""
+    return {name: (p._version, p.data_ptr(), p.element_size()) for name, p in parameters.items()}
 
 
 def _return_freed_memory() -> None:

@@ -64,7 +64,7 @@ def read_rows(
     cache, logits = RecordingCache(stop_after), None
     arguments = {
         "position_ids": sequences.position_ids,
-        "attention_mask": sequences.attention_mask(adapter, adapter.model.dtype),
+        "attention_mask": sequences.attention_mask(adapter),
         "cache": cache,
         "use_cache": True,
     }

@@ -62,7 +62,7 @@ class Sequences:
         return Sequences(self.position_ids[:, rows], self.real[:, rows], documents)
 
     def attention_mask(
-        self, adapter: FamilyAdapter, dtype: torch.dtype, first_query: int = 0
+        self, adapter: FamilyAdapter, first_query: int = 0
     ) -> Tensor | dict[str, Tensor] | None:
         """What to pass as ``attention_mask`` when rows from ``first_query`` on are the queries.
 
@@ -72,7 +72,9 @@ class Sequences:
         """
         if self.document_ids is None:
             return None if self.all_real else self.real.long()
+        adapter.require_explicit_masks()
         visible = self._visible()[:, None, first_query:]
+        dtype = adapter.compute_dtype
         window = getattr(adapter.config, "sliding_window", None)
         kinds = dict.fromkeys(adapter.layer_types)
         has_types = getattr(adapter.config, "layer_types", None) is not None

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.model.loading import quiet_transformers
 from lit_kvpred.prepare.convert import announce, holds, staged_folder, write_record
 from lit_kvpred.prepare.demo_corpus import demo_documents, token_row, train_tokenizer
 
@@ -83,8 +84,9 @@ def prepare_demo(
         _train(model, tokens, steps)
         held_out = token_row(tokenizer, demo_documents("validation"))
         report(f"held-out loss {_held_out_loss(model, held_out):.2f} nats per token")
-        model.save_pretrained(stage)
-        tokenizer.save_pretrained(stage)
+        with quiet_transformers():
+            model.save_pretrained(stage)
+            tokenizer.save_pretrained(stage)
         write_record(stage, digest, _DTYPE)
     return out
 
@@ -163,11 +165,11 @@ def _loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _held_out_loss(model: LlamaForCausalLM, tokens: Tensor) -> float:
-    # 32 windows spread over the text.
+    # Windows spread evenly over the text.
     window = _WINDOWS[-1] + 1
-    starts = torch.linspace(0, len(tokens) - window, 32).long()[:, None]
+    starts = torch.linspace(0, len(tokens) - window, 16).long()[:, None]
     rows = tokens[starts + torch.arange(window)]
-    return sum(_loss(model, row).item() for row in rows.split(4)) / 8
+    return sum(_loss(model, row).item() for row in rows.split(4)) / 4
 
 
 def _progress() -> Progress:

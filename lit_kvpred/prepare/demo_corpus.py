@@ -27,11 +27,12 @@ def demo_documents(split: Split) -> list[str]:
     Raises:
         DataError: The interpreter comes without sources.
     """
-    documents = [
+    texts = (
         path.read_text(encoding="utf-8", errors="replace")
         for name, path in standard_library_files()
         if split_of(name, VALIDATION_SHARE, TEST_SHARE) == split
-    ]
+    )
+    documents = [text for text in texts if text.strip()]
     if not documents:
         raise DataError("this Python comes without standard-library sources; use another one")
     return documents

@@ -36,9 +36,9 @@ class Correction:
     def __post_init__(self) -> None:
         if self.period < 1:
             raise ConfigurationError(f"correction period must be at least 1, got {self.period}")
-        if self.threshold < 0:
+        if not self.threshold >= 0:
             raise ConfigurationError(f"correction threshold must be >= 0, got {self.threshold}")
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ConfigurationError(
                 f"correction temperature must be positive, got {self.temperature}"
             )

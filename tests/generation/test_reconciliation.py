@@ -97,7 +97,7 @@ def _assert_goes_on_exactly(answer, prompts) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("static_length", [None, 24])
-@pytest.mark.parametrize("good", [(0, 0, 0), (5, 5, 5), (4, 2, 5)])
+@pytest.mark.parametrize("good", [(5, 5, 5), (4, 0, 5)])
 @torch.no_grad()
 def test_cache_and_text_are_exact_afterwards(family, static_length, good):
     model = _model(family)

@@ -66,7 +66,7 @@ def test_rows_of_one_document_need_no_mask(document):
     sequences = Sequences.packed(torch.full((2, 6), document))
     adapter = FamilyAdapter(tiny_model("llama"))
     assert sequences.document_ids is None
-    assert sequences.attention_mask(adapter, torch.float32) is None
+    assert sequences.attention_mask(adapter) is None
     assert sequences.position_ids.tolist() == [list(range(6))] * 2
 
 
@@ -82,8 +82,8 @@ def test_a_slice_keeps_positions_padding_and_documents():
 def test_plain_rows_take_the_fast_path_and_padding_a_plain_mask():
     adapter = FamilyAdapter(tiny_model("llama"))
     unpadded = Sequences.unpadded(2, 4, torch.device("cpu"))
-    assert unpadded.attention_mask(adapter, torch.float32) is None
-    mask = Sequences.padded(_LEFT).attention_mask(adapter, torch.float32)
+    assert unpadded.attention_mask(adapter) is None
+    mask = Sequences.padded(_LEFT).attention_mask(adapter)
     assert mask.dtype == torch.long
     assert torch.equal(mask, _LEFT)
 
@@ -92,8 +92,8 @@ def test_plain_rows_take_the_fast_path_and_padding_a_plain_mask():
 @pytest.mark.parametrize(("family", "window"), [("llama", None), ("mistral", 3), ("phi3", 3)])
 def test_packed_mask_of_a_family_with_one_layer_type(family, window, dtype):
     overrides = {} if window is None else {"sliding_window": window}
-    adapter = FamilyAdapter(tiny_model(family, **overrides))
-    mask = Sequences.packed(_DOCUMENTS).attention_mask(adapter, dtype)
+    adapter = FamilyAdapter(tiny_model(family, **overrides).to(dtype))
+    mask = Sequences.packed(_DOCUMENTS).attention_mask(adapter)
     assert mask.dtype == dtype
     assert mask.shape == (3, 1, 10, 10)
     assert torch.equal(mask[:, 0] == 0, _allowed(_DOCUMENTS, window))
@@ -103,7 +103,7 @@ def test_packed_mask_of_a_family_with_one_layer_type(family, window, dtype):
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "gpt_oss"])
 def test_packed_masks_of_a_family_with_layer_types(family):
     adapter = FamilyAdapter(tiny_model(family, sliding_window=3))
-    masks = Sequences.packed(_DOCUMENTS).attention_mask(adapter, torch.float32)
+    masks = Sequences.packed(_DOCUMENTS).attention_mask(adapter)
     assert set(masks) == {"sliding_attention", "full_attention"}
     assert torch.equal(masks["sliding_attention"][:, 0] == 0, _allowed(_DOCUMENTS, 3))
     assert torch.equal(masks["full_attention"][:, 0] == 0, _allowed(_DOCUMENTS, None))
@@ -112,7 +112,7 @@ def test_packed_masks_of_a_family_with_layer_types(family):
 @pytest.mark.parametrize("first", [0, 1, 4, 9])
 def test_packed_mask_of_later_queries(first):
     adapter = FamilyAdapter(tiny_model("gemma2", sliding_window=3))
-    masks = Sequences.packed(_DOCUMENTS).attention_mask(adapter, torch.float32, first)
+    masks = Sequences.packed(_DOCUMENTS).attention_mask(adapter, first)
     for kind, window in (("sliding_attention", 3), ("full_attention", None)):
         expected = _allowed(_DOCUMENTS, window)[:, first:]
         assert torch.equal(masks[kind][:, 0] == 0, expected)
@@ -120,5 +120,5 @@ def test_packed_mask_of_later_queries(first):
 
 def test_no_row_of_a_packed_mask_is_masked_whole():
     adapter = FamilyAdapter(tiny_model("llama"))
-    mask = Sequences.packed(_DOCUMENTS).attention_mask(adapter, torch.float32)
+    mask = Sequences.packed(_DOCUMENTS).attention_mask(adapter)
     assert bool((mask == 0).any(-1).all())

@@ -5,7 +5,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lit_kvpred.errors import TokenizerMismatchError
+from lit_kvpred.model.loading import load_base, load_tokenizer
 from lit_kvpred.model.tokenizers import check_same_tokenizer
+from tests.base_folders import make_base
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _MERGES = [("e", "r"), ("r", "e"), ("o", "v"), ("ov", "er")]
@@ -73,3 +75,10 @@ def test_one_sample_longer_than_the_other_is_refused():
     second.backend_tokenizer.normalizer = normalizers.Replace("...", "")
     with pytest.raises(TokenizerMismatchError, match="the second nothing"):
         check_same_tokenizer(_tokenizer(), second)
+
+
+def test_embeddings_padded_to_another_size_play_no_part(tmp_path):
+    folders = [make_base(tmp_path / str(size), vocab_size=size) for size in (258, 320)]
+    sizes = [load_base(folder).get_output_embeddings().weight.shape[0] for folder in folders]
+    assert sizes == [258, 320]
+    assert check_same_tokenizer(*(load_tokenizer(folder) for folder in folders)) is None

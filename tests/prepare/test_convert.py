@@ -94,7 +94,9 @@ def test_memory_is_told_before_anything_is_loaded(gguf_file, tmp_path, monkeypat
     parameters = sum(p.numel() for p in tiny_llama().parameters())
     memory = namedtuple("memory", "available")
     monkeypatch.setattr(convert.psutil, "virtual_memory", lambda: memory(4 * parameters - 1))
-    with pytest.raises(BaseModelError, match="needs about .* GB of memory and .* is available") as e:
+    with pytest.raises(
+        BaseModelError, match="needs about .* GB of memory and .* is available"
+    ) as e:
         prepare(gguf_file, tmp_path / "out", report=lines.append)
     assert "\n" not in str(e.value)
     assert lines == [f"0.1 M parameters, about {4 * parameters / 1e9:.2f} GB of memory in float32"]
