@@ -17,12 +17,10 @@ def call_with_arguments(function: Callable[..., Any], words: list[str]) -> None:
         function: Required parameters are positional arguments, others are options.
         words: The command's name and its arguments.
     """
-    parser = ArgumentParser(
-        prog=f"lit-kvpred {words[0]}", description=function.__doc__, exit_on_error=False
-    )
+    summary = (function.__doc__ or "").split("\n\n")[0]
+    parser = ArgumentParser(prog=f"lit-kvpred {words[0]}", description=summary, exit_on_error=False)
     parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
     parsed = parser.parse_args(words[1:])
-    parser.instantiate_classes(parsed)
     function(**parser.instantiate_classes(parsed).as_dict())
 
 

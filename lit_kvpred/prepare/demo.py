@@ -34,6 +34,8 @@ _PEAK_RATE = 4e-3
 _WARM_UP = 20
 _VECTOR_SCALE = 0.08
 _DTYPE = "float32"
+# Counts the changes of what is above, so that a folder made before one is not taken for current.
+_RECIPE = "demo 1"
 DEFAULT_STEPS = 1000
 
 
@@ -68,7 +70,7 @@ def prepare_demo(
         raise ConfigurationError(f"the demo needs at least one step, got {steps}")
     out = Path(out).expanduser()
     documents = demo_documents("train")
-    recipe = "\0".join([f"demo, seed {seed}, {steps} steps", *documents])
+    recipe = "\0".join([f"{_RECIPE}, seed {seed}, {steps} steps", *documents])
     digest = hashlib.sha256(recipe.encode("utf-8")).hexdigest()
     if holds(out, digest, _DTYPE):
         report(f"{out} already holds this model")

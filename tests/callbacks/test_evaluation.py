@@ -99,7 +99,9 @@ def test_measuring_does_not_disturb_training(folders, data, tmp_path):
         torch.manual_seed(0)
         module = KVPredictionModule(folders[0], init="default", split="matched")
         callbacks = [] if evaluation is None else [evaluation]
-        run = trainer(tmp_path, *callbacks, max_epochs=1, limit_train_batches=3, val_check_interval=2)
+        run = trainer(
+            tmp_path, *callbacks, max_epochs=1, limit_train_batches=3, val_check_interval=2
+        )
         run.fit(module, datamodule=data)
         ends.append({n: p.detach().clone() for n, p in module.named_parameters()})
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -44,7 +44,9 @@ def test_stop_strings_end_the_text_before_them(model):
     answerer = Answerer(model, byte_tokenizer(), Correction())
     whole = answerer.answer("base", GENERATE).text
     stop = whole[4]
-    example = PromptExample("copy", GENERATE.prompt, ("x",), "exact", stop=(stop,), max_new_tokens=9)
+    example = PromptExample(
+        "copy", GENERATE.prompt, ("x",), "exact", stop=(stop,), max_new_tokens=9
+    )
     assert answerer.answer("base", example).text == whole[: whole.index(stop)]
 
 
@@ -75,7 +77,8 @@ def test_correction_statistics():
     metric = CorrectionStatistics()
     assert metric.compute()["time_to_exact_s"] is None
     metric.update(GenerationStats(drafted=4, accepted=3, retracted=1, time_to_exact_s=1.0))
-    metric.update(GenerationStats(drafted=6, accepted=1, retracted=4, unrecoverable=1, time_to_exact_s=3.0))  # fmt: skip
+    second = {"drafted": 6, "accepted": 1, "retracted": 4, "unrecoverable": 1}
+    metric.update(GenerationStats(**second, time_to_exact_s=3.0))
     measured = metric.compute()
     assert measured["accepted_length"] == 2.0
     assert measured["retraction_rate"] == 0.5

@@ -22,10 +22,11 @@ def test_records(model):
     model.train()
     rows = {"base": [], "auxiliary": []}
     for name, network in (("base", model.base), ("auxiliary", model.auxiliary.model)):
-        network.get_decoder().register_forward_pre_hook(
-            lambda _, args, kwargs, name=name: rows[name].append(args[0].shape[1] if args else kwargs["input_ids"].shape[1]),
-            with_kwargs=True,
-        )  # fmt: skip
+
+        def note(_, args, kwargs, name=name):
+            rows[name].append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+        network.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     records = measure_ttft(model, [8, 1], repeats=2)
     assert [r["prompt_tokens"] for r in records] == [8, 1]
     for record in records:

@@ -42,7 +42,9 @@ def uninterrupted(lit_kvpred_process, fit_words, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("step", [4, 6, 8])
-def test_sigkill_and_resume_is_uninterrupted(lit_kvpred_process, fit_words, uninterrupted, tmp_path, step):
+def test_sigkill_and_resume_is_uninterrupted(
+    lit_kvpred_process, fit_words, uninterrupted, tmp_path, step
+):
     """Mid-epoch (4, 8) and just after an epoch's validation (6); epochs have six batches."""
     run = tmp_path / "run"
     killer = json.dumps(
@@ -99,9 +101,7 @@ def test_last_without_a_checkpoint_is_an_error(lit_kvpred, fit_words, tmp_path):
     assert "there is no checkpoint 'last'" in error_line(result)
 
 
-def test_structure_that_the_checkpoint_contradicts_is_refused(
-    lit_kvpred, fit_words, uninterrupted
-):
+def test_structure_that_the_checkpoint_contradicts_is_refused(lit_kvpred, fit_words, uninterrupted):
     before = (uninterrupted / "checkpoints" / "last.ckpt").read_bytes()
     result = lit_kvpred(*fit_words(uninterrupted, "--ckpt_path=last", "--model.keep=0.25"))
     assert result.returncode == 1

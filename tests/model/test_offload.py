@@ -75,9 +75,8 @@ def test_weights_are_written_once_while_they_do_not_change():
     module, store = _module(), AuxiliaryStore()
     store.release(module)
     before = _written(store)
-    for _ in range(2):
-        store.restore()
-        store.release(module)
+    store.restore()
+    store.release(module)
     assert _written(store) == before
 
 
@@ -153,15 +152,12 @@ def test_a_released_auxiliary_comes_back_for_the_next_prompt():
     settings = {"max_new_tokens": 5, "eos_ids": (), "correction": Correction(3, 0.01)}
     expected = model.generate(ids, **settings).answers
     first = model.prefill(ids).logits
-    for _ in range(2):
-        model.release_auxiliary()
-        assert _numel(model) == 0
-        assert all(p.numel() > 0 for p in model.base.parameters())
-        assert model.generate(ids, **settings).answers == expected
-        model.release_auxiliary()
-        assert torch.equal(model.prefill(ids).logits, first)
     model.release_auxiliary()
-    model.restore_auxiliary()
+    assert _numel(model) == 0
+    assert all(p.numel() > 0 for p in model.base.parameters())
+    assert model.generate(ids, **settings).answers == expected
+    model.release_auxiliary()
+    assert torch.equal(model.prefill(ids).logits, first)
     _assert_holds(model, values)
 
 
@@ -170,15 +166,13 @@ def test_generation_may_release_the_auxiliary_while_the_base_decodes():
     values = _values(model)
     settings = {"max_new_tokens": 5, "eos_ids": (), "correction": Correction(3, 0.01)}
     expected = model.generate(ids, **settings).answers
-    for _ in range(2):
-        stream = model.stream(ids, release_auxiliary=True, **settings)
-        next(stream)
-        next(stream)
-        next(stream, None)
-        assert _numel(model) == 0
-        stream.close()
-        assert model.generate(ids, release_auxiliary=True, **settings).answers == expected
-        assert _numel(model) == 0
+    stream = model.stream(ids, release_auxiliary=True, **settings)
+    events = [next(stream) for _ in range(3)]
+    assert [event.row for event in events[:2]] == [0, 1]
+    assert _numel(model) == 0
+    stream.close()
+    assert model.generate(ids, release_auxiliary=True, **settings).answers == expected
+    assert _numel(model) == 0
     model.restore_auxiliary()
     _assert_holds(model, values)
 

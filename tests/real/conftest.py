@@ -4,13 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from lit_kvpred.model.loading import load_base, load_tokenizer
 
-FOLDER = Path(
-    os.environ.get("LIT_KVPRED_REAL_MODEL", Path(__file__).parents[2] / "checkpoints/models/smollm2-135m")
-)  # fmt: skip
+_DEFAULT = Path(__file__).parents[2] / "checkpoints/models/smollm2-135m"
+FOLDER = Path(os.environ.get("LIT_KVPRED_REAL_MODEL", _DEFAULT))
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +20,6 @@ def real_folder() -> str:
 
 @pytest.fixture(scope="session")
 def real_base(real_folder):
-    torch.set_num_threads(2)
     return load_base(real_folder, dtype="float32")
 
 
