@@ -47,8 +47,12 @@ def z_loss(logits: Tensor, mask: Tensor) -> Tensor:
 
 def kl_divergence(exact_logits: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     """KL from the exact base's distribution to the predicted one, in nats."""
-    exact, predicted = exact_logits.float().log_softmax(-1), logits.float().log_softmax(-1)
-    return masked_mean((exact.exp() * (exact - predicted)).sum(-1), mask)
+    exact, predicted = exact_logits.float(), logits.float()
+    # Written with log-partitions: as few passes over (B, T, V) as possible.
+    partition = exact.logsumexp(-1, keepdim=True)
+    probabilities = (exact - partition).exp()
+    gap = (probabilities * (exact - predicted)).sum(-1)
+    return masked_mean(gap - partition[..., 0] + predicted.logsumexp(-1), mask)
 
 
 def consistency(

@@ -189,12 +189,13 @@ def test_shift_of_a_full_static_cache():
     assert torch.equal(cache.layers[0].keys[1], keys[0][1])
 
 
-def test_padding_mask_covers_every_slot_and_only_where_something_is_hidden():
+def test_padding_mask_covers_every_slot():
     visible = torch.tensor([[False, True, True, True, True], [True] * 5])
     everything = torch.ones(2, 5, dtype=torch.bool)
     dynamic, static = filled_cache(*_rows()), filled_static_cache(*_rows(), 8)
-    for cache in (dynamic, static):
-        assert padding_mask(everything, cache) is None
+    assert padding_mask(everything, dynamic) is None
+    assert padding_mask(everything, filled_static_cache(*_rows(), 5)) is None
     assert padding_mask(visible, dynamic).tolist() == [[0, 1, 1, 1, 1], [1] * 5]
     expected = [[0, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
     assert padding_mask(visible, static).tolist() == expected
+    assert padding_mask(everything, static).tolist() == [[1] * 5 + [0] * 3] * 2

@@ -15,6 +15,7 @@ from lit_kvpred.model.reading import mean_absolute_error
 from tests.model.projections import replaced_projections
 from tests.tiny_models import (
     FAMILIES,
+    ISSUE_FAMILIES,
     KEY_NORM_FAMILIES,
     identity_model,
     left_padded,
@@ -26,6 +27,7 @@ from tests.tiny_models import (
 _CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 # Longer than every window of the tiny families.
 _LENGTH = 13
+_SOME_FAMILIES = (*ISSUE_FAMILIES, "gemma3_text", "cohere2", "gpt_oss")
 
 _ROPE = {
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -172,7 +174,7 @@ def test_prefill_replaces_all_rows_but_the_last(family):
         torch.testing.assert_close(got.values, want.values, **_CLOSE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", _SOME_FAMILIES)
 @pytest.mark.parametrize("cut", [1, 9])
 @torch.no_grad()
 def test_matched_split_replaces_rows_before_the_cut(family, cut):
@@ -230,7 +232,7 @@ def test_unknown_settings_are_refused(setting):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("t", [1, 6, _LENGTH - 1])
+@pytest.mark.parametrize("t", [6, _LENGTH - 1])
 @torch.no_grad()
 def test_a_changed_token_moves_no_earlier_logit(family, t):
     model = _predicting(family)
@@ -454,7 +456,7 @@ def test_exact_rows_of_packed_documents_and_the_matched_split(family):
         torch.testing.assert_close(logits, alone[:, cut:], **_CLOSE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", _SOME_FAMILIES)
 @torch.no_grad()
 def test_right_padding_does_not_matter(family):
     model = _predicting(family)
@@ -469,7 +471,7 @@ def test_right_padding_does_not_matter(family):
     torch.testing.assert_close(padded.logits[0, :9], model(other, mask).logits[0, :9], **_CLOSE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", _SOME_FAMILIES)
 @torch.no_grad()
 def test_left_padding_does_not_matter_in_training(family):
     model = _predicting(family)
