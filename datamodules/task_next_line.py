@@ -27,9 +27,11 @@ def next_line_examples(
     max_new_tokens: int,
     seed: int,
 ) -> list[PromptExample]:
-    """Makes prompts that end at a line break, each with the line that follows as its answer.
+    """Makes prompts that end with a line, each with the line that follows as its answer.
 
-    A prompt is the longest run of whole lines before the answer that fits. Every length is asked
+    A prompt is the longest run of whole lines before the answer that fits, without its last line
+    break: tokenizers join a line break with the indentation that follows, so that a prompt cut
+    after it would leave the model where no text ever stands. Every length is asked
     about the same lines, so the results of two lengths compare. Answers are neither blank nor a
     comment, have at least 8 characters and fit into `max_new_tokens`. The documents take turns.
 
@@ -68,6 +70,7 @@ def next_line_examples(
             answers=(answer,),
             scoring="exact",
             stop=("\n",),
+            stop_after_text=True,
             max_new_tokens=max_new_tokens,
         )
         for i, length in enumerate(prompt_tokens)
@@ -105,8 +108,11 @@ def _longest_run(
 ) -> str | None:
     """Returns the longest run of lines before `end` that fits, if it is nearly as long."""
 
+    def text(start: int) -> str:
+        return "".join(lines[start:end]).removesuffix("\n")
+
     def tokens(start: int) -> int:
-        return len(tokenizer("".join(lines[start:end]), verbose=False)["input_ids"])
+        return len(tokenizer(text(start), verbose=False)["input_ids"])
 
     # Lines tokenised one by one are a close estimate: few steps are left either way.
     start = int(np.searchsorted(before, before[end] - length))
@@ -114,7 +120,7 @@ def _longest_run(
         start += 1
     while start > 0 and tokens(start - 1) <= length:
         start -= 1
-    return "".join(lines[start:end]) if tokens(start) >= _FILLED * length else None
+    return text(start) if tokens(start) >= _FILLED * length else None
 
 
 def _is_answer(line: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lit_kvpred.evaluation.answers import cut_at_stop
+from lit_kvpred.evaluation.answers import completed_text
 from lit_kvpred.evaluation.choices import continuation_log_likelihoods
 from lit_kvpred.evaluation.prompts import PromptExample
 from lit_kvpred.generation.generate import GenerationOutput, generate, generate_exact
@@ -62,7 +62,7 @@ class Answerer:
             return Answer(self._choose(system, example), None)
         output = self._generate(system, example)
         text = self.tokenizer.decode(output.answers[0], skip_special_tokens=True)
-        return Answer(cut_at_stop(text, example.stop), output.stats)
+        return Answer(completed_text(example, text), output.stats)
 
     def _generate(self, system: System, example: PromptExample) -> GenerationOutput:
         encoded = self.tokenizer(example.prompt, return_tensors="pt")
@@ -70,6 +70,7 @@ class Answerer:
         settings = GenerationSettings(
             max_new_tokens=example.max_new_tokens,
             stop_strings=example.stop,
+            stop_after_text=example.stop_after_text,
             tokenizer=self.tokenizer,
         )
         if system == "base":

@@ -59,6 +59,12 @@ def cut_at_stop(completion: str, stop: Sequence[str]) -> str:
     return completion[: min(places)] if places else completion
 
 
+def completed_text(example: PromptExample, completion: str) -> str:
+    """Returns what of a completion counts: up to the first stop text, as the example asks for."""
+    text = completion.lstrip() if example.stop_after_text else completion
+    return cut_at_stop(text, example.stop)
+
+
 _MATCHES: dict[str, Callable[[str, Iterable[str]], bool]] = {
     "exact": exact_match,
     "normalised": normalised_match,
@@ -79,7 +85,7 @@ def score(example: PromptExample, completion: str) -> float:
         1.0 for a right answer, 0.0 for a wrong one.
     """
     match = _MATCHES[example.scoring]
-    return float(match(cut_at_stop(completion, example.stop), example.answers))
+    return float(match(completed_text(example, completion), example.answers))
 
 
 def _last_number(text: str) -> Decimal | None:

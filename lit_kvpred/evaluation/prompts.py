@@ -21,6 +21,8 @@ class PromptExample:
         choices: Continuations to choose from, with their leading space, for `choice`.
         gold: Index of the right one in `choices`.
         stop: Texts that end the generation; they are no part of the completion.
+        stop_after_text: Leading white space is no part of the completion: stop texts count once
+            something visible was written.
         max_new_tokens: Most tokens to generate.
     """
 
@@ -31,6 +33,7 @@ class PromptExample:
     choices: tuple[str, ...] = ()
     gold: int = 0
     stop: tuple[str, ...] = ()
+    stop_after_text: bool = False
     max_new_tokens: int = 32
 
     def __post_init__(self) -> None:

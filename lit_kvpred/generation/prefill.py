@@ -33,16 +33,14 @@ def describe_prompt(
     input_ids: Tensor,
     attention_mask: Tensor | None,
     new_tokens: int = 0,
-    reader: str = "the base",
 ) -> Sequences:
     """Check a prompt batch and describe its positions.
 
     Args:
-        adapter: Adapter of the model that reads the prompt.
+        adapter: The base's adapter.
         input_ids: ``(B, N)`` long.
         attention_mask: ``(B, N)``, 0 at left padding; None means no padding.
         new_tokens: Tokens that shall follow the prompt.
-        reader: What the model is to the user, for error messages.
 
     Raises:
         PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
@@ -52,13 +50,6 @@ def describe_prompt(
         raise PromptError(
             f"the prompt is empty (input_ids of shape {tuple(input_ids.shape)}); "
             "give at least one token"
-        )
-    vocabulary = adapter.model.get_input_embeddings().weight.shape[0]
-    unknown = input_ids[(input_ids < 0) | (input_ids >= vocabulary)]
-    if unknown.numel() > 0:
-        raise PromptError(
-            f"the prompt holds token id {int(unknown[0])} but {reader} knows ids below "
-            f"{vocabulary}; tokenize it with the base's own tokenizer"
         )
     batch_size, length = input_ids.shape
     sequences = Sequences.unpadded(batch_size, length, input_ids.device)
@@ -71,13 +62,26 @@ def describe_prompt(
         if not bool(attention_mask.bool().all()):
             sequences = Sequences.padded(attention_mask)
         _check_left_padding(sequences.real)
+    _check_readable(adapter, input_ids, sequences, new_tokens, reader="the base")
+    return sequences
+
+
+def _check_readable(
+    adapter: FamilyAdapter, input_ids: Tensor, sequences: Sequences, new_tokens: int, *, reader: str
+) -> None:
+    vocabulary = adapter.model.get_input_embeddings().weight.shape[0]
+    unknown = input_ids[(input_ids < 0) | (input_ids >= vocabulary)]
+    if unknown.numel() > 0:
+        raise PromptError(
+            f"the prompt holds token id {int(unknown[0])} but {reader} knows ids below "
+            f"{vocabulary}; tokenize it with the base's own tokenizer"
+        )
     longest = int(sequences.real.sum(1).max()) + new_tokens
     if adapter.max_positions is not None and longest > adapter.max_positions:
         raise PromptError(
             f"prompt and answer need {longest} positions ({longest - new_tokens} + {new_tokens}) "
             f"but {reader} has {adapter.max_positions}; shorten the prompt or ask for fewer tokens"
         )
-    return sequences
 
 
 def _check_left_padding(real: Tensor) -> None:
@@ -99,7 +103,9 @@ def predicted_prefill(
     """Predict the rows of all prompt tokens but the last; the base runs the last one (KVP 4.2)."""
     sequences = describe_prompt(model.adapter, input_ids, attention_mask)
     model.restore_auxiliary()
-    describe_prompt(model.auxiliary.adapter, input_ids, attention_mask, reader="the auxiliary")
+    if input_ids.shape[1] > 1:
+        auxiliary = model.auxiliary.adapter
+        _check_readable(auxiliary, input_ids[:, :-1], sequences[:-1], 0, reader="the auxiliary")
     cache = model.predicted_cache(input_ids[:, :-1], sequences[:-1], static_length=static_length)
     return Prefill(_run_base(model.adapter, input_ids[:, -1:], sequences, cache), cache)
 

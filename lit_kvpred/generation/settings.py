@@ -20,6 +20,7 @@ class GenerationSettings:
         sampling: How tokens are drawn; greedy by default.
         eos_ids: Tokens that end an answer; None means those of the base's generation settings.
         stop_strings: Texts that end an answer; the token that completes one is kept.
+        stop_after_text: Stop strings count only after something visible was written.
         tokenizer: Needed for stop strings.
         static_cache: Decode on a static cache instead of a dynamic one.
         release_auxiliary: Put the auxiliary's weights on disk after the prefill; they come back
@@ -30,6 +31,7 @@ class GenerationSettings:
     sampling: Sampling = GREEDY
     eos_ids: Sequence[int] | None = None
     stop_strings: Sequence[str] = ()
+    stop_after_text: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     static_cache: bool = False
     release_auxiliary: bool = False
@@ -41,4 +43,10 @@ class GenerationSettings:
             ConfigurationError: If a limit is not positive or the tokenizer is missing.
         """
         ids = eos_token_ids(base) if self.eos_ids is None else self.eos_ids
-        return StopRule(ids, self.max_new_tokens, self.stop_strings, self.tokenizer)
+        return StopRule(
+            ids,
+            self.max_new_tokens,
+            self.stop_strings,
+            self.tokenizer,
+            stop_after_text=self.stop_after_text,
+        )

@@ -17,6 +17,7 @@ class StopRule:
         max_new_tokens: Longest answer.
         stop_strings: An answer ends once its text contains one of them.
         tokenizer: Needed for stop strings.
+        stop_after_text: Stop strings count only after something visible was written.
 
     Raises:
         ConfigurationError: If a limit is not positive or the tokenizer is missing.
@@ -28,16 +29,21 @@ class StopRule:
         max_new_tokens: int,
         stop_strings: Sequence[str] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        stop_after_text: bool = False,
     ) -> None:
         if max_new_tokens < 1:
             raise ConfigurationError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         if stop_strings and tokenizer is None:
             raise ConfigurationError("stop strings need the tokenizer; pass `tokenizer`")
+        if isinstance(stop_strings, str):
+            raise ConfigurationError(f"stop strings are a list of texts, got {stop_strings!r}")
         if any(not stop for stop in stop_strings):
             raise ConfigurationError("a stop string is empty; remove it")
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_new_tokens = max_new_tokens
         self._stop_strings, self._tokenizer = tuple(stop_strings), tokenizer
+        self._stop_after_text = stop_after_text
         # Each token carries at least one byte of text, so that a stop string which the newest
         # token completes lies within this many tokens.
         self._window = max((len(s.encode()) for s in stop_strings), default=0) + 1
@@ -51,8 +57,11 @@ class StopRule:
         if not self._stop_strings:
             return False
         assert self._tokenizer is not None
-        tail = self._tokenizer.decode(list(tokens[-self._window :]))
-        return any(stop in tail for stop in self._stop_strings)
+        if self._stop_after_text:
+            text = self._tokenizer.decode(list(tokens)).lstrip()
+        else:
+            text = self._tokenizer.decode(list(tokens[-self._window :]))
+        return any(stop in text for stop in self._stop_strings)
 
 
 def eos_token_ids(model: PreTrainedModel) -> list[int]:

@@ -78,9 +78,12 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
         weights = {n: t.contiguous() for n, t in model.predictor.state_dict().items()}
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         model.auxiliary.model.save_pretrained(partial / "auxiliary")
+        earlier = folder.with_name(folder.name + ".earlier")
+        shutil.rmtree(earlier, ignore_errors=True)
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(earlier)
         partial.rename(folder)
+        shutil.rmtree(earlier, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(

@@ -75,7 +75,8 @@ def build_auxiliary(
         base: The frozen base.
         kind: ``pruned`` (KVP-LP) or ``canonical`` (KVP-C).
         keep: For ``pruned``: the published fraction (.25, .5, .75) or the kept layers.
-        source: For ``canonical``: folder, hub id, or a loaded model.
+        source: For ``canonical``: folder, hub id, or a loaded model, which is cast to float32 and
+            trained in place.
         base_tokenizer: For ``canonical``: checked token by token against the tokenizer found at
             ``source``. None skips the check where ``source`` is a loaded model; otherwise the
             base's own tokenizer is loaded.
@@ -97,6 +98,8 @@ def build_auxiliary(
         own = base_tokenizer or load_tokenizer(base.config.name_or_path)
         check_same_tokenizer(own, load_tokenizer(source))
         model, name = load_base(source, dtype="float32"), source
+    elif source is base:
+        raise ConfigurationError("a canonical auxiliary must be another model than the base")
     else:
         model, name = source, source.config.name_or_path
     n_aux = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -155,8 +158,9 @@ def _pruned_config(base: PreTrainedModel, kept: Sequence[int]) -> Any:
     text = config.get_text_config(decoder=True)
     n_base = text.num_hidden_layers
     for name, value in list(vars(text).items()):
-        # Lists that speak of layers (attention types, NoPE flags) shrink with the stack.
-        if "layer" in name and isinstance(value, list | tuple) and len(value) == n_base:
+        # Lists with an entry a layer (attention types, NoPE flags) shrink with the stack.
+        per_layer = isinstance(value, list | tuple) and len(value) == n_base
+        if per_layer and not name.endswith("token_id") and name != "architectures":
             setattr(text, name, type(value)(value[i] for i in kept))
     text.num_hidden_layers = len(kept)
     if getattr(config, "quantization_config", None) is not None:

@@ -28,7 +28,7 @@ from lit_kvpred.model.rotary import RotaryTables, Rotation, candidate_rotations,
 # Families whose position information never touches the keys: learned tables or ALiBi.
 _WITHOUT_ROTATION = {"biogpt", "bloom", "gpt2", "gpt_bigcode", "gpt_neo", "mpt", "opt", "xglm"}
 # Families that add position biases which they compute from a plain padding mask.
-_WITH_BIASES = {"bloom", "mpt"}
+_WITH_BIASES = {"bloom"}
 _KEY_NORM_NAMES = ("k_norm", "k_layernorm", "key_layernorm")
 _PROBE_TOKENS = 5
 _PROBE_SHIFT = 7

@@ -156,7 +156,10 @@ class KVPredictionModel(nn.Module):
         self, input_ids: Tensor, sequences: Sequences, *, logits_from: int | None = None
     ) -> CacheRows:
         """The base's exact rows, and its logits from row ``logits_from`` on if asked for."""
-        return read_rows(self.adapter, input_ids, sequences, logits_from=logits_from)
+        stop = self.adapter.n_layers - 1 if logits_from is None else None
+        return read_rows(
+            self.adapter, input_ids, sequences, logits_from=logits_from, stop_after=stop
+        )
 
     def predict(self, auxiliary: CacheRows) -> PredictedRows:
         """Auxiliary rows to predicted base rows, through the base's own key norm."""
@@ -223,8 +226,11 @@ class KVPredictionModel(nn.Module):
             ridge: Penalty relative to the mean squared feature.
 
         Raises:
+            ConfigurationError: If ``ridge`` is negative.
             ValueError: If ``batches`` is empty.
         """
+        if ridge < 0:
+            raise ConfigurationError(f"ridge must not be negative, got {ridge}")
         equations = NormalEquations(self.predictor)
         device = self.base.device
         for batch in batches:

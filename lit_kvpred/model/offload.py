@@ -7,7 +7,6 @@ disk in between, memory while decoding is the base's alone (KVP 4.4).
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import tempfile
 from pathlib import Path
@@ -70,13 +69,20 @@ class AuxiliaryStore:
 
 
 def _identities(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
-    """Values that change when a parameter is written to or gets other storage."""
-    return {name: (p._version, p.data_ptr(), p.element_size()) for name, p in parameters.items()}
+    """Values that change when a parameter is written to, whichever way, or gets other storage."""
+    return {
+        name: (p._version, p.data_ptr(), p.element_size(), _checksum(p.detach()))
+        for name, p in parameters.items()
+    }
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(tensor.contiguous().view(integers[tensor.element_size()]).sum())
 
 
 def _return_freed_memory() -> None:
     """Give freed heap pages back to the system, which glibc would keep for later."""
-    gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.caches import ForwardStopped, RecordingCache
 from lit_kvpred.model.family import FamilyAdapter, merge_heads
 from lit_kvpred.model.sequences import Sequences
@@ -57,10 +58,13 @@ def read_rows(
         stop_after: Last layer whose keys and values are needed; nothing beyond them is computed.
 
     Raises:
-        ValueError: If both ``logits_from`` and ``stop_after`` are given.
+        ConfigurationError: If gradient checkpointing made the model drop its cache.
+        ValueError: If both ``logits_from`` and ``stop_after`` are given, or no such row exists.
     """
     if logits_from is not None and stop_after is not None:
         raise ValueError("logits need the whole depth; pass either logits_from or stop_after")
+    if logits_from is not None and not 0 <= logits_from < input_ids.shape[1]:
+        raise ValueError(f"no row {logits_from} among {input_ids.shape[1]} tokens")
     cache, logits = RecordingCache(stop_after), None
     arguments = {
         "position_ids": sequences.position_ids,
@@ -77,6 +81,11 @@ def read_rows(
                 logits = adapter.model(input_ids, logits_to_keep=keep, **arguments).logits
         except ForwardStopped:
             pass
+    if len(cache.layers) <= (adapter.n_layers - 1 if stop_after is None else stop_after):
+        raise ConfigurationError(
+            "the model dropped its cache, as transformers does under gradient checkpointing in "
+            "train mode; call gradient_checkpointing_disable() on it"
+        )
     tables = adapter.rotary_tables(sequences.position_ids)
     keys = [tables.unrotate(layer.keys, i) for i, layer in enumerate(cache.layers)]
     raw = [

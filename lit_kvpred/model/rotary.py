@@ -78,7 +78,10 @@ def candidate_rotations(decoder: nn.Module) -> list[Rotation]:
     rotates_both = next(iter(inspect.signature(function).parameters)) == "q"
 
     def whole(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return function(keys, keys, cos, sin)[1] if rotates_both else function(keys, cos, sin)
+        # Functions that rotate queries along get none: zero heads cost nothing.
+        if rotates_both:
+            return function(keys[:, :0], keys, cos, sin)[1]
+        return function(keys, cos, sin)
 
     def leading(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         # Partial rotary where attention itself, not the function, slices the head.

@@ -31,14 +31,15 @@ def test_prompts_are_the_longest_runs_of_lines_before_their_answers(make):
     for example in make([document], prompt_tokens=(100, 250)):
         most = int(example.task.removeprefix("next_line/"))
         (answer,) = example.answers
-        assert document.text.count(f"{example.prompt}{answer}\n") == 1
+        assert document.text.count(f"{example.prompt}\n{answer}\n") == 1
         start = document.text.index(example.prompt)
         assert start == 0 or document.text[start - 1] == "\n"
-        assert example.prompt.endswith("\n")
+        assert not example.prompt.endswith("\n")
         assert len(example.prompt) <= most
         line_before = document.text[: start - 1].rpartition("\n")[2]
         assert start == 0 or len(line_before) + 1 + len(example.prompt) > most
         assert (example.scoring, example.stop, example.max_new_tokens) == ("exact", ("\n",), 40)
+        assert example.stop_after_text
 
 
 def test_every_length_asks_about_the_same_lines(make):

@@ -118,3 +118,11 @@ def test_score(scoring, answers, right, wrong):
     )
     assert score(example, right) == 1.0
     assert score(example, wrong) == 0.0
+
+
+def test_leading_white_space_is_no_part_of_a_line():
+    example = PromptExample(
+        "line", "if x:", ("    return 1",), "exact", stop=("\n",), stop_after_text=True
+    )
+    assert score(example, "\n\n    return 1\n    return 2") == 1.0
+    assert score(example, "\n    return 2\n    return 1") == 0.0

@@ -84,3 +84,19 @@ def test_end_tokens_of_a_model(given, expected):
     base = tiny_model("llama")
     base.generation_config.eos_token_id = given
     assert eos_token_ids(base) == expected
+
+
+def test_stop_strings_may_wait_for_something_visible():
+    class Letters:
+        def decode(self, tokens):
+            return "".join(chr(t) for t in tokens)
+
+    rule = StopRule([], 99, ["\n"], Letters(), stop_after_text=True)
+    text = "\n\n  ab\n"
+    complete = [rule.is_complete([ord(c) for c in text[:n]]) for n in range(1, len(text) + 1)]
+    assert complete == [False] * (len(text) - 1) + [True]
+
+
+def test_one_string_instead_of_a_list_is_refused():
+    with pytest.raises(ConfigurationError, match="a list of texts"):
+        StopRule([], 9, "ab", object())

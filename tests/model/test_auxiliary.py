@@ -269,3 +269,9 @@ def test_a_sibling_with_another_tokenizer_is_refused(small_folder):
         build_auxiliary(
             tiny_model("llama"), "canonical", source=str(small_folder), base_tokenizer=other
         )
+
+
+def test_the_base_is_no_canonical_auxiliary_of_itself():
+    base = tiny_model("llama")
+    with pytest.raises(ConfigurationError, match="another model than the base"):
+        build_auxiliary(base, "canonical", source=base)

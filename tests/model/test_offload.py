@@ -228,3 +228,13 @@ def test_no_use_of_the_model_meets_released_weights(use, tmp_path):
     else:
         model.save_pretrained(tmp_path / "artefact")
         _assert_holds(model, values)
+
+
+def test_values_written_behind_the_version_counter_are_written_again():
+    module, store = _module(), AuxiliaryStore()
+    store.release(module)
+    store.restore()
+    module[0].weight.data.fill_(7.0)
+    store.release(module)
+    store.restore()
+    assert bool((module[0].weight == 7.0).all())

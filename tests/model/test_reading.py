@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import FamilyAdapter, merge_heads
 from lit_kvpred.model.reading import CacheRows, mean_absolute_error, read_rows
 from lit_kvpred.model.sequences import Sequences
@@ -164,3 +165,20 @@ def test_not_a_number_in_padding_reaches_neither_error_nor_gradient():
     error.backward()
     assert bool(predicted.grad.isfinite().all())
     assert predicted.grad[:, :, 1:].abs().min() > 0
+
+
+def test_a_dropped_cache_is_an_error_with_a_remedy():
+    model = tiny_model("llama")
+    model.gradient_checkpointing_enable()
+    adapter = FamilyAdapter(model)
+    model.train()
+    ids = random_ids(1, 5)
+    with pytest.raises(ConfigurationError, match="gradient_checkpointing_disable"):
+        read_rows(adapter, ids, Sequences.unpadded(1, 5, ids.device))
+
+
+def test_logits_from_beyond_the_tokens_are_refused():
+    adapter = FamilyAdapter(tiny_model("llama"))
+    ids = random_ids(1, 5)
+    with pytest.raises(ValueError, match="no row 5 among 5"):
+        read_rows(adapter, ids, Sequences.unpadded(1, 5, ids.device), logits_from=5)
