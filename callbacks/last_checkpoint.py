@@ -33,7 +33,9 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        due = trainer.global_step % self.every_n_steps == 0
+        # The last batch of an epoch is saved after its validation: a run killed in between would
+        # otherwise resume behind the validation and never do it.
+        due = trainer.global_step % self.every_n_steps == 0 and not trainer.is_last_batch
         # With gradient accumulation several batches share a step: the first one after it counts.
         if due and trainer.global_step > 0 and trainer.global_step != self._saved_step:
             self._save(trainer)

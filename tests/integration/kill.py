@@ -8,6 +8,15 @@ import signal
 from lightning.pytorch import Callback
 
 
+class KillInValidation(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, loader=0) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class KillAtStep(Callback):
     def __init__(self, step: int) -> None:
         self.step = step

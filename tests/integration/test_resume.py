@@ -41,16 +41,19 @@ def uninterrupted(lit_kvpred_process, fit_words, tmp_path_factory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("step", [4, 6, 8])
+@pytest.mark.parametrize(
+    ("killer", "step"),
+    [("KillAtStep", 4), ("KillAtStep", 6), ("KillAtStep", 8), ("KillInValidation", 12)],
+)
 def test_sigkill_and_resume_is_uninterrupted(
-    lit_kvpred_process, fit_words, uninterrupted, tmp_path, step
+    lit_kvpred_process, fit_words, uninterrupted, tmp_path, killer, step
 ):
-    """Mid-epoch (4, 8) and just after an epoch's validation (6); epochs have six batches."""
+    """Mid-epoch (4, 8), just after an epoch's validation (6), and in one (12); six batches each."""
     run = tmp_path / "run"
-    killer = json.dumps(
-        {"class_path": "tests.integration.kill.KillAtStep", "init_args": {"step": step}}
+    callback = json.dumps(
+        {"class_path": f"tests.integration.kill.{killer}", "init_args": {"step": step}}
     )
-    killed = lit_kvpred_process(*fit_words(run, f"--trainer.callbacks=[{killer}]"))
+    killed = lit_kvpred_process(*fit_words(run, f"--trainer.callbacks=[{callback}]"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = lit_kvpred_process(*fit_words(run, "--ckpt_path=last"))
     assert resumed.returncode == 0, resumed.stderr
