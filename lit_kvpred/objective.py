@@ -18,8 +18,7 @@ from lit_kvpred.losses import (
     reduce_layers,
     z_loss,
 )
-from lit_kvpred.model.family import split_heads
-from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
 from lit_kvpred.model.reading import CacheRows
 from lit_kvpred.model.sequences import Sequences
 
@@ -137,17 +136,8 @@ def training_losses(
                 add("distillation_loss", term, objective.distillation_weight)
         if objective.consistency_weight > 0:
             assert exact is not None
-            shapes = model.adapter.shapes
-            errors = consistency(
-                predicted.keys,
-                predicted.values,
-                [k[:, :, :cut] for k in exact.keys],
-                [
-                    split_heads(v[:, :cut], s.heads)
-                    for v, s in zip(exact.values, shapes, strict=True)
-                ],
-                sequences.real[:, :cut],
-            )
+            target = PredictedRows.of_exact(exact[slice(cut)], model.adapter.shapes)
+            errors = consistency(*predicted, *target, sequences.real[:, :cut])
             term = reduce_layers(*errors, objective.consistency_reduction)
             add("consistency_loss", term, objective.consistency_weight)
     losses["loss"] = torch.stack(weighted).sum()

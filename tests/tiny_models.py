@@ -96,6 +96,26 @@ _UNSERVED: dict[str, dict] = {
 UNSERVED_FAMILIES = tuple(_UNSERVED)
 
 
+ROPE_TYPES = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "attention_factor": 1.7,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
 def tiny_config(family: str, **overrides):
     values = dict(_COMMON)
     if family in ("gpt2", "gptj", "mamba"):

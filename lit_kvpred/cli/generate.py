@@ -52,7 +52,6 @@ def generate(
         release_auxiliary: Put the auxiliary's weights on disk while the base decodes.
         json_events: Print one JSON object per event and the statistics last.
     """
-    from lit_kvpred.errors import PromptError
     from lit_kvpred.generation.sampling import Sampling
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_base, load_tokenizer
@@ -69,8 +68,6 @@ def generate(
         messages = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    if ids.shape[1] == 0:
-        raise PromptError("the prompt is empty; give at least one token")
     events = model.stream(
         ids,
         correction=correction,

@@ -14,8 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_kvpred.losses import consistency, next_token_labels
-from lit_kvpred.model.family import split_heads
-from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
 from lit_kvpred.model.sequences import Sequences
 
 FIRST_TOKENS = 8
@@ -60,14 +59,8 @@ def compare(
     before = slice(cut)
     predicted = model.predict(auxiliary[before])
     logits = model.continue_from(predicted, input_ids, sequences)
-    shapes = model.adapter.shapes
-    key_errors, value_errors = consistency(
-        predicted.keys,
-        predicted.values,
-        [k[:, :, before] for k in exact.keys],
-        [split_heads(v[:, before], s.heads) for v, s in zip(exact.values, shapes, strict=True)],
-        sequences.real[:, before],
-    )
+    target = PredictedRows.of_exact(exact[before], model.adapter.shapes)
+    key_errors, value_errors = consistency(*predicted, *target, sequences.real[:, before])
     assert exact.logits is not None
     assert auxiliary.logits is not None
     return Comparison(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from lit_kvpred.model.caches import (
     filled_cache,
     filled_static_cache,
 )
-from lit_kvpred.model.family import FamilyAdapter, split_heads
+from lit_kvpred.model.family import FamilyAdapter, LayerShape, split_heads
 from lit_kvpred.model.least_squares import LeastSquaresFit, NormalEquations
 from lit_kvpred.model.offload import AuxiliaryStore
 from lit_kvpred.model.predictor import KVPredictor
@@ -44,6 +44,12 @@ class PredictedRows(NamedTuple):
 
     keys: list[Tensor]
     values: list[Tensor]
+
+    @classmethod
+    def of_exact(cls, rows: CacheRows, shapes: Sequence[LayerShape]) -> PredictedRows:
+        """The base's own rows in the same form, to compare predicted ones with."""
+        values = [split_heads(v, s.heads) for v, s in zip(rows.values, shapes, strict=True)]
+        return cls(rows.keys, values)
 
 
 class KVPredictionOutput(NamedTuple):

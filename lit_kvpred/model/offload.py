@@ -26,7 +26,8 @@ class AuxiliaryStore:
         self._folder = tempfile.TemporaryDirectory(prefix="lit-kvpred-")
         self._file = Path(self._folder.name) / "auxiliary.safetensors"
         self._released: nn.Module | None = None
-        self._written: dict[str, tuple[int, ...]] = {}
+        self._identities: dict[str, tuple[int, ...]] = {}
+        self._checksums: dict[str, int] = {}
 
     @torch.no_grad()
     def release(self, module: nn.Module) -> None:
@@ -38,8 +39,8 @@ class AuxiliaryStore:
         if self._released is not None:
             return
         parameters = dict(module.named_parameters())
-        identities = _identities(parameters)
-        if identities != self._written:
+        identities, checksums = _identities(parameters), _checksums(parameters)
+        if (identities, checksums) != (self._identities, self._checksums):
             try:
                 save_file({n: p.detach().contiguous() for n, p in parameters.items()}, self._file)
             except (OSError, SafetensorError) as error:
@@ -50,7 +51,7 @@ class AuxiliaryStore:
         for parameter in parameters.values():
             parameter.data = parameter.data.new_empty(0)
         self._released = module
-        self._written = identities
+        self._identities, self._checksums = identities, checksums
         _return_freed_memory()
 
     # Out of inference mode, whose tensors could never be trained again.
@@ -65,20 +66,22 @@ class AuxiliaryStore:
             for name, parameter in parameters.items():
                 parameter.data = file.get_tensor(name).to(parameter.device)
         self._released = None
-        self._written = _identities(parameters)
+        # Restored bit for bit: the checksums still hold, and the prompt need not wait for them.
+        self._identities = _identities(parameters)
 
 
 def _identities(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
-    """Values that change when a parameter is written to, whichever way, or gets other storage."""
+    """Values that change when a parameter is written to or gets other storage."""
+    return {name: (p._version, p.data_ptr(), p.element_size()) for name, p in parameters.items()}
+
+
+def _checksums(parameters: dict[str, nn.Parameter]) -> dict[str, int]:
+    """Sums of the bits, which also see what is written behind the version counter."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return {
-        name: (p._version, p.data_ptr(), p.element_size(), _checksum(p.detach()))
+        name: int(p.detach().contiguous().view(integers[p.element_size()]).sum())
         for name, p in parameters.items()
     }
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(tensor.contiguous().view(integers[tensor.element_size()]).sum())
 
 
 def _return_freed_memory() -> None:

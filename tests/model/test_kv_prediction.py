@@ -17,6 +17,7 @@ from tests.tiny_models import (
     FAMILIES,
     ISSUE_FAMILIES,
     KEY_NORM_FAMILIES,
+    ROPE_TYPES,
     identity_model,
     left_padded,
     predicting_model,
@@ -28,24 +29,6 @@ _CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 # Longer than every window of the tiny families.
 _LENGTH = 13
 _SOME_FAMILIES = (*ISSUE_FAMILIES, "gemma3_text", "cohere2", "gpt_oss")
-
-_ROPE = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "attention_factor": 1.7,
-        "original_max_position_embeddings": 64,
-    },
-}
 
 
 @cache
@@ -96,10 +79,10 @@ def test_identity_with_a_base_in_bfloat16(family):
     assert {p.dtype for p in base.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("rope", _ROPE)
+@pytest.mark.parametrize("rope", ROPE_TYPES)
 def test_identity_with_rope_scaling(rope):
     _check_identity(
-        tiny_model("llama", rope_parameters={"rope_theta": 10000.0, **_ROPE[rope]}), _CLOSE
+        tiny_model("llama", rope_parameters={"rope_theta": 10000.0, **ROPE_TYPES[rope]}), _CLOSE
     )
 
 

@@ -9,30 +9,11 @@ from lit_kvpred.model.caches import RecordingCache
 from lit_kvpred.model.family import FamilyAdapter, split_heads
 from lit_kvpred.model.rotary import RotaryTables, candidate_rotations
 from tests.model.projections import recorded_projections
-from tests.tiny_models import random_ids, tiny_model
-
-_ROPE_TYPES = {
-    "default": {"rope_type": "default"},
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "attention_factor": 1.7,
-        "original_max_position_embeddings": 64,
-    },
-}
+from tests.tiny_models import ROPE_TYPES, random_ids, tiny_model
 
 
 def _llama(rope: str, **overrides):
-    parameters = {"rope_theta": 10000.0, **_ROPE_TYPES[rope]}
+    parameters = {"rope_theta": 10000.0, **ROPE_TYPES[rope]}
     return tiny_model("llama", rope_parameters=parameters, **overrides)
 
 
@@ -56,7 +37,7 @@ def test_rotation_is_that_of_complex_numbers():
     torch.testing.assert_close(tables.unrotate(expected, 0), keys, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rope", _ROPE_TYPES)
+@pytest.mark.parametrize("rope", ROPE_TYPES)
 def test_unrotated_keys_are_the_projections_whatever_the_scaling(rope):
     base = _llama(rope)
     adapter = FamilyAdapter(base)
