@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache
 
 from lit_kvpred.errors import PromptError
-from lit_kvpred.model.caches import RecordingCache, empty_static_cache, padding_mask
+from lit_kvpred.model.caches import GrowingCache, empty_static_cache, padding_mask
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.sequences import Sequences
 
@@ -120,7 +120,7 @@ def exact_prefill(
     """The base's ordinary prefill, every layer keeping its full length."""
     sequences = describe_prompt(adapter, input_ids, attention_mask)
     cache: Cache = (
-        RecordingCache()
+        GrowingCache()
         if static_length is None
         else empty_static_cache(adapter.n_layers, static_length)
     )

@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
+_LEAST_ROOM = 64
+
 
 class ForwardStopped(Exception):  # noqa: N818 - control flow, not an error
     """Raised by `RecordingCache` to leave a decoder as soon as its last needed row is stored."""
@@ -43,6 +45,66 @@ class RecordingCache(DynamicCache):
         if layer_idx == self.stop_after:
             raise ForwardStopped
         return rows
+
+
+class _GrowingLayer(DynamicLayer):
+    """Rows at the head of a buffer with room for more.
+
+    Concatenation, the dynamic layer's way, copies the whole context for each new token. Whatever
+    else replaces the rows (selecting batch entries, moving rows) only costs a new buffer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: dict[str, Tensor] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled():
+            # A later write into the buffer would invalidate what backward needs.
+            return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys = self._append("keys", key_states)
+        values = self._append("values", value_states)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def reset(self) -> None:
+        super().reset()
+        self._buffers.clear()
+
+    def _append(self, name: str, rows: Tensor) -> Tensor:
+        held: Tensor = getattr(self, name)
+        n_held = held.shape[2] if held.ndim == 4 else 0
+        n_all = n_held + rows.shape[2]
+        buffer = self._buffers.get(name)
+        if buffer is None or n_all > buffer.shape[2] or not _heads(held, buffer):
+            room = max(_LEAST_ROOM, n_all // 8)
+            buffer = rows.new_empty(*rows.shape[:2], n_all + room, rows.shape[3])
+            if n_held:
+                buffer[:, :, :n_held] = held
+            self._buffers[name] = buffer
+        buffer[:, :, n_held:n_all] = rows
+        return buffer[:, :, :n_all]
+
+
+def _heads(held: Tensor, buffer: Tensor) -> bool:
+    """Whether ``held`` is the head of ``buffer`` and rows may be written behind it."""
+    if held.ndim != 4 or held.shape[:2] != buffer.shape[:2]:
+        return False
+    if buffer.is_inference() and not torch.is_inference_mode_enabled():
+        return False
+    return held.shape[2] == 0 or held.data_ptr() == buffer.data_ptr()
+
+
+class GrowingCache(DynamicCache):
+    """A full-length dynamic cache for decoding, whose rows are appended in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_class_to_replicate = _GrowingLayer
 
 
 class _ReplayLayer(DynamicLayer):
@@ -77,9 +139,9 @@ class ReplayCache(Cache):
         super().__init__(layers=[_ReplayLayer(k, v) for k, v in zip(keys, values, strict=True)])
 
 
-def filled_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> DynamicCache:
+def filled_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> GrowingCache:
     """A dynamic cache that holds the given rows; gradients flow into them."""
-    cache = DynamicCache()
+    cache = GrowingCache()
     for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
         cache.update(k, v, layer)
     return cache

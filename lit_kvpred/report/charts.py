@@ -143,6 +143,7 @@ def speedup_chart(name: str, title: str, timing: Sequence[Timing]) -> Figure:
     """Measured speed-up against what the FLOPs allow, by prompt length."""
     lines = (
         ("Measured", [row.speedup for row in timing], PREDICTED, "o-"),
+        ("Reachable", [row.reachable_speedup for row in timing], INK, "D-."),
         ("FLOPs ratio", [row.flops_ratio for row in timing], BASE, "s--"),
         ("Published ratio", [row.published_ratio for row in timing], FAINT, "^:"),
     )
@@ -163,8 +164,9 @@ def speedup_chart(name: str, title: str, timing: Sequence[Timing]) -> Figure:
 
 
 def accuracy_chart(name: str, title: str, accuracy: Sequence[Accuracy]) -> Figure:
-    """Score of every system on every task."""
-    systems = [system for system in SYSTEM_LABELS if any(system in row.scores for row in accuracy)]
+    """Score of every system on every task, in the finest measure each task has."""
+    finest = [row.finest for row in accuracy]
+    systems = [s for s in SYSTEM_LABELS if any(s in scores for _, scores in finest)]
     width = 0.8 / max(1, len(systems))
 
     def paint(axes: Axes) -> None:
@@ -172,12 +174,16 @@ def accuracy_chart(name: str, title: str, accuracy: Sequence[Accuracy]) -> Figur
             offset = (index - (len(systems) - 1) / 2) * width
             axes.barh(
                 [place + offset for place in range(len(accuracy))],
-                [100 * row.scores.get(system, 0.0) for row in accuracy],
+                [100 * scores.get(system, 0.0) for _, scores in finest],
                 width * 0.9,
                 color=SYSTEM_COLOURS[system].mark,
                 label=SYSTEM_LABELS[system],
             )
-        axes.set_yticks(range(len(accuracy)), [shorten(row.task, 24) for row in accuracy])
+        labels = [
+            f"{shorten(row.task, 24)}\n{measure}"
+            for row, (measure, _) in zip(accuracy, finest, strict=True)
+        ]
+        axes.set_yticks(range(len(accuracy)), labels)
         axes.invert_yaxis()
         axes.set_xlim(0, 100)
         axes.grid(visible=False, axis="y")

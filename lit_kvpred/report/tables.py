@@ -160,6 +160,7 @@ def ttft_table(conditions_: str, timing: Sequence[Timing]) -> Table:
             spread(row.auxiliary),
             factor(row.speedup),
             percent(row.speedup_over_ratio),
+            percent(row.speedup_over_reachable),
             count(row.kv_prediction.n if row.kv_prediction else math.nan),
         )
         for row in timing
@@ -171,6 +172,7 @@ def ttft_table(conditions_: str, timing: Sequence[Timing]) -> Table:
         "Auxiliary alone",
         "Speed-up",
         "… of the FLOPs ratio",
+        "… of the reachable",
         "Runs",
     )
     title = f"Time to first token, median (quartiles); {conditions_}"

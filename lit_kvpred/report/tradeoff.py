@@ -37,20 +37,28 @@ def tradeoff_blocks(lines: Sequence[Evaluation]) -> list[Block]:
     for index, accuracy in enumerate(last.accuracy):
         points = accuracy_over_time(lines, accuracy.task, timed)
         if points and index < _TASK_PLOTS:
-            title = f"{accuracy.task}: score against time to first token"
+            title = f"{accuracy.task}: {accuracy.finest[0]} against time to first token"
             figures.append(tradeoff_chart(f"tradeoff-{index}", title, points, axis))
         for system, pairs in points.items():
             seconds, share = pairs[-1]
-            rows.append((accuracy.task, SYSTEM_LABELS[system], duration(seconds), percent(share)))
+            rows.append(
+                (
+                    accuracy.task,
+                    accuracy.finest[0],
+                    SYSTEM_LABELS[system],
+                    duration(seconds),
+                    percent(share),
+                )
+            )
     if not rows:
         return [Paragraph(_ABSENT)]
-    header = ("Task", "System", "Time to first token, median", "Score")
+    header = ("Task", "Measure", "System", "Time to first token, median", "Score")
     title = f"Score against time to first token at {count(longest)} prompt tokens, last evaluation"
     note = (
         "One mark for each evaluation, the last one larger; up and to the left is better. The first"
         " token comes from predicted rows, corrected or not."
     )
-    return [Gallery(figures, [Table(title, header, rows, text_columns=2)], note)]
+    return [Gallery(figures, [Table(title, header, rows, text_columns=3)], note)]
 
 
 def _at_longest_prompt(lines: Sequence[Evaluation]) -> dict[int, Timing]:
@@ -138,7 +146,7 @@ def accuracy_over_time(
             "corrected": timing.kv_prediction,
             "auxiliary": timing.auxiliary,
         }
-        for system, share in row.scores.items():
+        for system, share in row.finest[1].items():
             taken = seconds[system]
             if taken is not None:
                 earlier = points.get(system, []) if system in ("predicted", "corrected") else []

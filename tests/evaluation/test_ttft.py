@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_kvpred.errors import PromptError
-from lit_kvpred.evaluation.ttft import count_flops, measure_ttft
+from lit_kvpred.evaluation.ttft import count_flops, measure_ttft, reachable_speedup
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from tests.tiny_models import tiny_model
@@ -30,7 +30,7 @@ def test_records(model):
     records = measure_ttft(model, [8, 1], repeats=2)
     assert [r["prompt_tokens"] for r in records] == [8, 1]
     for record in records:
-        for name in ("base", "kv_prediction", "auxiliary"):
+        for name in ("base", "kv_prediction", "auxiliary", "decode_step"):
             assert record[name]["n"] == 2
             assert 0 < record[name]["q25"] <= record[name]["median"] <= record[name]["q75"]
         assert record["speedup"] == pytest.approx(
@@ -39,8 +39,11 @@ def test_records(model):
         assert record["speedup_over_ratio"] == pytest.approx(
             record["speedup"] / record["flops"]["ratio"]
         )
-    # Base: whole prompts alone, and single last tokens on predicted rows.
-    assert sorted(rows["base"]) == [1] * 9 + [8] * 3
+        assert record["speedup_over_reachable"] == pytest.approx(
+            record["speedup"] / record["reachable_speedup"]
+        )
+    # Base: whole prompts alone, single last tokens on predicted rows, and the step on exact ones.
+    assert sorted(rows["base"]) == [1] * 15 + [7] + [8] * 3
     assert sorted(rows["auxiliary"]) == [1] * 3 + [7] * 3 + [8] * 3
     assert model.training
     assert not model.base.training
@@ -52,6 +55,15 @@ def test_published_ratio_counts_parameters_once(model):
     auxiliary = sum(p.numel() for p in model.auxiliary.model.parameters())
     assert counted["published_ratio"] == base / auxiliary
     assert counted["ratio"] == counted["base"] / counted["kv_prediction"]
+
+
+def test_reachable_speedup_counts_the_last_step_as_measured(model):
+    counted = {"base": 100.0, "kv_prediction": 50.0, "decode_step": 10.0}
+    # A step at the rate of the prefill: the bound is the FLOPs ratio itself.
+    assert reachable_speedup(2.0, 0.2, counted) == pytest.approx(2.0)
+    # A step as long as the whole prefill leaves nothing to gain.
+    assert reachable_speedup(2.0, 2.0, counted) == pytest.approx(2.0 / 2.8)
+    assert count_flops(model, 16)["decode_step"] < count_flops(model, 16)["kv_prediction"]
 
 
 def test_too_long_a_prompt_is_refused(model):

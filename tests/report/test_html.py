@@ -89,7 +89,7 @@ def test_every_part_is_on_the_page(written):
         "Time to first token by prompt length; batch 1, 2 threads, float32",
         "Speed-up by prompt length",
         "Published ratio",
-        "gsm8k: score against time to first token",
+        "gsm8k: last number against time to first token",
         "Agreement with the base by tokens seen",
         "KL to the base by tokens seen",
         "Keys: mean absolute error by base layer",
