@@ -164,7 +164,7 @@ class KVPredictionEvaluation(Callback):
         )
         for example in shown:
             texts: dict[str, str] = {}
-            for system in SYSTEMS:
+            for system in answerer.systems:
                 answer = self._answer_one(answerer, system, example)
                 accuracy.update(system, example, answer.text)
                 texts[system] = answer.text

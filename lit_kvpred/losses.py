@@ -78,6 +78,8 @@ def consistency(
     """
 
     def errors(predicted: Sequence[Tensor], exact: Sequence[Tensor]) -> Tensor:
+        if not predicted:
+            return torch.zeros(0, device=real.device)
         pairs = zip(predicted, exact, strict=True)
         return torch.stack([mean_absolute_error(p, e, real) for p, e in pairs])
 

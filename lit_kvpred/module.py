@@ -21,7 +21,8 @@ from lit_kvpred.evaluation.quality import TextQuality, compare
 from lit_kvpred.losses import Reduction
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
-from lit_kvpred.model.kv_prediction import Features, Init, KVPredictionModel, describe_batch
+from lit_kvpred.model.features import FeatureKind
+from lit_kvpred.model.kv_prediction import Init, KVPredictionModel, describe_batch
 from lit_kvpred.model.loading import load_base, load_tokenizer
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.objective import Objective, Split, training_losses
@@ -33,7 +34,7 @@ from lit_kvpred.unreached import freeze_unreached
 _log = logging.getLogger("lightning.pytorch")
 _FROZEN_PREFIX = "model.base."
 # What the trained tensors mean. Everything else may change between a checkpoint and its resumption.
-_STRUCTURE = ("auxiliary", "keep", "auxiliary_source", "features", "layer_map")
+_STRUCTURE = ("auxiliary", "keep", "auxiliary_source", "features", "layer_map", "exact_tail")
 
 Batch = Mapping[str, Tensor]
 
@@ -45,10 +46,14 @@ class KVPredictionModule(LightningModule):
         base: Folder, GGUF file or hub id of the base; it stays frozen.
         base_revision: Hub revision of the base.
         base_dtype: ``auto`` keeps the file's.
-        auxiliary: ``pruned`` (layers of the base) or ``canonical`` (a smaller sibling).
-        keep: For ``pruned``: .25, .5 or .75 by the published rule, or the list of kept layers.
+        auxiliary: ``prefix`` (the base's own first layers, shared), ``pruned`` (a copy of some of
+            its layers) or ``canonical`` (a smaller sibling).
+        keep: For ``prefix``: the number of layers or the fraction of them. For ``pruned``: .25, .5
+            or .75 by the published rule, or the list of kept layers.
         auxiliary_source: For ``canonical``: folder or hub id.
-        features: What the predictor reads; ``kv`` as published.
+        features: What the predictor reads: ``kv`` (as published) or ``hidden``; null: ``hidden``
+            for a prefix, ``kv`` otherwise.
+        exact_tail: Last prompt rows that the base runs itself on the predicted ones.
         layer_map: For each base layer the auxiliary layer that feeds it; null: published rule.
         init: ``default`` (as published) or ``least_squares`` (closed form on exact rows).
         ridge: Penalty of the least-squares fit, relative to the mean squared feature.
@@ -75,9 +80,10 @@ class KVPredictionModule(LightningModule):
         base_revision: str | None = None,
         base_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
         auxiliary: AuxiliaryKind = "pruned",
-        keep: float | list[int] = 0.5,
+        keep: int | float | list[int] = 0.5,
         auxiliary_source: str | None = None,
-        features: Features = "kv",
+        features: FeatureKind | None = None,
+        exact_tail: int = 1,
         layer_map: list[int] | None = None,
         init: Init = "least_squares",
         ridge: float = 1e-4,
@@ -133,7 +139,12 @@ class KVPredictionModule(LightningModule):
             base_tokenizer=self.tokenizer,
         )
         self.model = KVPredictionModel(
-            base, auxiliary, features=h.features, init=h.init, layer_map=h.layer_map
+            base,
+            auxiliary,
+            features=h.features,
+            init=h.init,
+            layer_map=h.layer_map,
+            exact_tail=h.exact_tail,
         )
         freeze_unreached(self.model, self.objective)
         self.quality = TextQuality(self.model.adapter.n_layers)

@@ -19,6 +19,7 @@ from lit_kvpred.losses import (
     z_loss,
 )
 from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
+from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import CacheRows
 from lit_kvpred.model.sequences import Sequences
 
@@ -103,8 +104,10 @@ def training_losses(
         ``consistency_loss``, ``distillation_loss``.
     """
     labels, mask = next_token_labels(input_ids, sequences)
-    after = slice(cut or 0, None)
-    auxiliary = _read_auxiliary(model, objective, input_ids, sequences, cut)
+    # Logits before the last row of the tail are never used at inference.
+    skipped = 0 if cut is None else model.exact_tail - 1
+    after = slice((cut or 0) + skipped, None)
+    auxiliary, exact = _read(model, objective, input_ids, sequences, cut)
     losses: dict[str, Tensor] = {}
     weighted: list[Tensor] = []
 
@@ -118,13 +121,12 @@ def training_losses(
         add("auxiliary_loss", term, objective.auxiliary_weight)
     if objective.predicts:
         predicted = model.predict(auxiliary if cut is None else auxiliary[slice(cut)])
-        exact = _read_exact(model, objective, input_ids, sequences, cut)
         if objective.runs_base:
             logits = (
                 model.replay(predicted, input_ids, sequences)
                 if cut is None
-                else model.continue_from(predicted, input_ids, sequences)
-            )
+                else model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
+            )[:, skipped:]
             if objective.base_weight > 0:
                 term = _with_z_loss(logits, labels[:, after], mask[:, after], objective)
                 add("base_loss", term, objective.base_weight)
@@ -132,42 +134,49 @@ def training_losses(
                 assert exact is not None
                 assert exact.logits is not None
                 real = sequences.real[:, after]
-                term = kl_divergence(exact.logits, logits, real)
+                term = kl_divergence(exact.logits[:, skipped:], logits, real)
                 add("distillation_loss", term, objective.distillation_weight)
         if objective.consistency_weight > 0:
             assert exact is not None
-            target = PredictedRows.of_exact(exact[slice(cut)], model.adapter.shapes)
-            errors = consistency(*predicted, *target, sequences.real[:, :cut])
+            first = model.auxiliary.exact_layers
+            target = PredictedRows.of_exact(exact[slice(cut)], model.adapter.shapes, first)
+            real = sequences.real[:, :cut]
+            errors = consistency(*predicted[:2], *target[:2], real)
             term = reduce_layers(*errors, objective.consistency_reduction)
             add("consistency_loss", term, objective.consistency_weight)
     losses["loss"] = torch.stack(weighted).sum()
     return losses
 
 
-def _read_auxiliary(
+def _read(
     model: KVPredictionModel,
     objective: Objective,
     input_ids: Tensor,
     sequences: Sequences,
     cut: int | None,
-) -> CacheRows:
-    if objective.auxiliary_weight > 0:
-        return model.read_auxiliary(input_ids, sequences, logits_from=0)
-    return model.read_auxiliary(input_ids[:, :cut], sequences[slice(cut)])
-
-
-def _read_exact(
-    model: KVPredictionModel,
-    objective: Objective,
-    input_ids: Tensor,
-    sequences: Sequences,
-    cut: int | None,
-) -> CacheRows | None:
-    if objective.distillation_weight > 0:
-        return model.read_base(input_ids, sequences, logits_from=cut or 0)
-    if objective.consistency_weight > 0:
-        return model.read_base(input_ids[:, :cut], sequences[slice(cut)])
-    return None
+) -> tuple[CacheRows, CacheRows | None]:
+    """The auxiliary's rows, and the base's exact ones if a term needs them."""
+    logits_from = (cut or 0) if objective.distillation_weight > 0 else None
+    compares = logits_from is not None or objective.consistency_weight > 0
+    own_logits_from = 0 if objective.auxiliary_weight > 0 else None
+    if isinstance(model.auxiliary, PrefixAuxiliary):
+        # All tokens pass the shared layers here, so that the base goes on from there.
+        if compares:
+            return model.read_both(
+                input_ids,
+                sequences,
+                logits_from=logits_from,
+                auxiliary_logits_from=own_logits_from,
+            )
+        return model.read_auxiliary(input_ids, sequences, logits_from=own_logits_from), None
+    exact = None
+    if logits_from is not None:
+        exact = model.read_base(input_ids, sequences, logits_from=logits_from)
+    elif compares:
+        exact = model.read_base(input_ids[:, :cut], sequences[slice(cut)])
+    if own_logits_from is not None:
+        return model.read_auxiliary(input_ids, sequences, logits_from=0), exact
+    return model.read_auxiliary(input_ids[:, :cut], sequences[slice(cut)]), exact
 
 
 def _with_z_loss(logits: Tensor, labels: Tensor, mask: Tensor, objective: Objective) -> Tensor:

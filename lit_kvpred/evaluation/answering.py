@@ -15,6 +15,8 @@ from lit_kvpred.generation.generate import GenerationOutput, generate, generate_
 from lit_kvpred.generation.prefill import Prefill, exact_prefill
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
+from lit_kvpred.model.auxiliary import NetworkAuxiliary
+from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
 
@@ -52,6 +54,13 @@ class Answerer:
     ) -> None:
         self.model, self.tokenizer, self.correction = model, tokenizer, correction
 
+    @property
+    def systems(self) -> tuple[System, ...]:
+        """Those that there are; a prefix can't answer by itself."""
+        if isinstance(self.model.auxiliary, NetworkAuxiliary):
+            return SYSTEMS
+        return tuple(system for system in SYSTEMS if system != "auxiliary")
+
     def answer(self, system: System, example: PromptExample) -> Answer:
         """Answer one prompt.
 
@@ -76,13 +85,17 @@ class Answerer:
         if system == "base":
             return generate_exact(self.model.adapter, ids, settings=settings)
         if system == "auxiliary":
-            return generate_exact(self.model.auxiliary.adapter, ids, settings=settings)
+            return generate_exact(self._auxiliary_adapter(), ids, settings=settings)
         correction = self.correction if system == "corrected" else None
         return generate(self.model, ids, settings=settings, correction=correction)
 
+    def _auxiliary_adapter(self) -> FamilyAdapter:
+        assert isinstance(self.model.auxiliary, NetworkAuxiliary)
+        return self.model.auxiliary.adapter
+
     def _choose(self, system: System, example: PromptExample) -> str:
         """The likeliest continuation; a corrected context is exact before anything is judged."""
-        adapter = self.model.auxiliary.adapter if system == "auxiliary" else self.model.adapter
+        adapter = self._auxiliary_adapter() if system == "auxiliary" else self.model.adapter
 
         def prefill(ids: torch.Tensor) -> Prefill:
             return self.model.prefill(ids) if system == "predicted" else exact_prefill(adapter, ids)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Sequence
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from lit_kvpred.errors import UnsupportedFamilyError
 from lit_kvpred.model.caches import ForwardStopped, RecordingCache
+from lit_kvpred.model.configs import keep_layers
 
 _WEIGHT_PRODUCTS = {"aten.mm", "aten.addmm", "aten._grouped_mm"}
 
@@ -42,49 +42,61 @@ def decode_step(config: PreTrainedConfig, context: int) -> int:
     return _row_flops(key, None) + attention + _head_flops(key)
 
 
+def tail(base: PreTrainedConfig, n_tokens: int, exact_tail: int, *, depth: int = 0) -> int:
+    """FLOPs of the last ``exact_tail`` rows through the layers from ``depth`` on and the head."""
+    n_layers = _n_layers(base) - depth
+    rows = max(0, n_tokens - exact_tail)
+    products = _row_flops(_freeze(base), None) - _lower_row_flops(base, depth)
+    attention = _attention_flops(base, n_layers, n_tokens) - _attention_flops(base, n_layers, rows)
+    return (n_tokens - rows) * products + attention + _head_flops(_freeze(base))
+
+
 def kv_prediction(
     base: PreTrainedConfig,
     auxiliary: PreTrainedConfig,
     n_tokens: int,
     *,
-    layer_map: Sequence[int],
+    last_layer: int | None,
     predictor_parameters: int,
+    exact_tail: int = 1,
 ) -> int:
-    """FLOPs to the first token with predicted rows.
+    """FLOPs to the first token with rows predicted from a network of its own.
 
-    The auxiliary reads ``n_tokens - 1`` tokens up to the keys and values of its last feeding layer,
-    the predictor maps them, the base runs the last token.
+    The auxiliary reads all tokens but the tail, the predictor maps them, the base runs the tail.
 
     Args:
         base: Configuration of the base.
         auxiliary: Configuration of the auxiliary.
         n_tokens: Prompt tokens, at least 1.
-        layer_map: For each base layer the auxiliary layer that feeds it.
+        last_layer: Auxiliary layer whose keys and values are the last ones needed; None where its
+            final hidden states are.
         predictor_parameters: Weights and biases of the predictor.
+        exact_tail: Rows that the base runs.
     """
-    rows, last = n_tokens - 1, max(layer_map)
-    reading = rows * _row_flops(_freeze(auxiliary), last)
+    rows = max(0, n_tokens - exact_tail)
+    reading = rows * _row_flops(_freeze(auxiliary), last_layer)
     # The last feeding layer ends at its keys and values: it attends to nothing.
-    reading += _attention_flops(auxiliary, last, rows)
-    return reading + 2 * predictor_parameters * rows + decode_step(base, n_tokens)
+    attending = _n_layers(auxiliary) if last_layer is None else last_layer
+    reading += _attention_flops(auxiliary, attending, rows)
+    return reading + 2 * predictor_parameters * rows + tail(base, n_tokens, exact_tail)
 
 
-def speedup_bound(
+def prefix_prediction(
     base: PreTrainedConfig,
-    auxiliary: PreTrainedConfig,
     n_tokens: int,
     *,
-    layer_map: Sequence[int],
+    depth: int,
     predictor_parameters: int,
-) -> float:
-    """Time to first token can't fall by more than this factor at equal FLOPs per second."""
-    return prefill(base, n_tokens) / kv_prediction(
-        base,
-        auxiliary,
-        n_tokens,
-        layer_map=layer_map,
-        predictor_parameters=predictor_parameters,
-    )
+    exact_tail: int = 1,
+) -> int:
+    """FLOPs to the first token with the base's first ``depth`` layers as auxiliary.
+
+    All tokens pass the shared layers, the tail those above as well; arguments as above.
+    """
+    rows = max(0, n_tokens - exact_tail)
+    reading = n_tokens * _lower_row_flops(base, depth) + _attention_flops(base, depth, n_tokens)
+    predicting = 2 * predictor_parameters * rows
+    return reading + predicting + tail(base, n_tokens, exact_tail, depth=depth)
 
 
 # -- published formulas -----------------------------------------------------------------------
@@ -142,6 +154,10 @@ def _attention_width(config: PreTrainedConfig) -> int:
 def _attention_flops(config: PreTrainedConfig, n_layers: int, n_tokens: int) -> int:
     """Scores and weighted sums over the causal context, ``sum over t of 4 D t`` a layer."""
     return 2 * _attention_width(config) * n_tokens * (n_tokens + 1) * n_layers
+
+
+def _lower_row_flops(config: PreTrainedConfig, depth: int) -> int:
+    return _row_flops(_freeze(keep_layers(config, range(depth))), None) if depth > 0 else 0
 
 
 @functools.lru_cache(maxsize=32)

@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from lit_kvpred.losses import consistency, next_token_labels
 from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
+from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.sequences import Sequences
 
 FIRST_TOKENS = 8
@@ -28,18 +29,18 @@ class Comparison:
     Attributes:
         exact_logits: ``(B, T - cut, V)``.
         predicted_logits: ``(B, T - cut, V)``.
-        auxiliary_logits: ``(B, T - cut, V_auxiliary)``.
+        auxiliary_logits: ``(B, T - cut, V_auxiliary)``; None where it has no head.
         labels: ``(B, T - cut)`` long.
         label_mask: ``(B, T - cut)`` bool, positions with a label.
         real: ``(B, T - cut)`` bool, positions with a token.
-        key_errors: ``(layers,)``, L1 over the predicted rows.
+        key_errors: ``(layers,)``, L1 over the predicted rows; 0 where rows are exact.
         value_errors: ``(layers,)``.
         predicted_rows: Number of rows behind the errors.
     """
 
     exact_logits: Tensor
     predicted_logits: Tensor
-    auxiliary_logits: Tensor
+    auxiliary_logits: Tensor | None
     labels: Tensor
     label_mask: Tensor
     real: Tensor
@@ -54,22 +55,31 @@ def compare(
 ) -> Comparison:
     """Run a batch ``(B, T)`` all three ways with rows before ``cut`` predicted."""
     labels, label_mask = next_token_labels(input_ids, sequences)
-    exact = model.read_base(input_ids, sequences, logits_from=cut)
-    auxiliary = model.read_auxiliary(input_ids, sequences, logits_from=cut)
+    own_head = not isinstance(model.auxiliary, PrefixAuxiliary)
+    auxiliary, exact = model.read_both(
+        input_ids,
+        sequences,
+        logits_from=cut,
+        auxiliary_logits_from=cut if own_head else None,
+    )
     before = slice(cut)
+    # What comes before the last row of the tail is never shown.
+    shown = model.exact_tail - 1
+    after = slice(cut + shown, None)
     predicted = model.predict(auxiliary[before])
-    logits = model.continue_from(predicted, input_ids, sequences)
-    target = PredictedRows.of_exact(exact[before], model.adapter.shapes)
-    key_errors, value_errors = consistency(*predicted, *target, sequences.real[:, before])
+    logits = model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
+    first = model.auxiliary.exact_layers
+    target = PredictedRows.of_exact(exact[before], model.adapter.shapes, first)
+    errors = consistency(*predicted[:2], *target[:2], sequences.real[:, before])
+    key_errors, value_errors = (torch.cat([e.new_zeros(first), e]) for e in errors)
     assert exact.logits is not None
-    assert auxiliary.logits is not None
     return Comparison(
-        exact.logits,
-        logits,
-        auxiliary.logits,
-        labels[:, cut:],
-        label_mask[:, cut:],
-        sequences.real[:, cut:],
+        exact.logits[:, shown:],
+        logits[:, shown:],
+        None if auxiliary.logits is None else auxiliary.logits[:, shown:],
+        labels[:, after],
+        label_mask[:, after],
+        sequences.real[:, after],
         key_errors,
         value_errors,
         int(sequences.real[:, before].sum()),
@@ -97,6 +107,7 @@ class TextQuality(Metric):
             "first_agreeing",
             "kl",
             "labelled",
+            "auxiliary_labelled",
             "cross_entropy",
             "cross_entropy_base",
             "cross_entropy_auxiliary",
@@ -120,10 +131,12 @@ class TextQuality(Metric):
         self.first_agreeing += agreeing[:, :FIRST_TOKENS].sum()
         self.kl += torch.where(batch.real, kl, 0.0).double().sum()
         self.labelled += batch.label_mask.sum()
-        auxiliary = batch.auxiliary_logits.float().log_softmax(-1)
         self.cross_entropy += _label_loss(predicted, batch)
         self.cross_entropy_base += _label_loss(exact, batch)
-        self.cross_entropy_auxiliary += _label_loss(auxiliary, batch)
+        if batch.auxiliary_logits is not None:
+            auxiliary = batch.auxiliary_logits.float().log_softmax(-1)
+            self.auxiliary_labelled += batch.label_mask.sum()
+            self.cross_entropy_auxiliary += _label_loss(auxiliary, batch)
         self.rows += batch.predicted_rows
         self.key_errors += batch.key_errors.double() * batch.predicted_rows
         self.value_errors += batch.value_errors.double() * batch.predicted_rows
@@ -132,6 +145,11 @@ class TextQuality(Metric):
         """Plain numbers under the names of an evaluation record's ``text`` entry."""
         positions, labelled = self.positions.clamp(min=1), self.labelled.clamp(min=1)
         rows = self.rows.clamp(min=1)
+        own = {}
+        if self.auxiliary_labelled > 0:
+            own["cross_entropy_auxiliary"] = float(
+                self.cross_entropy_auxiliary / self.auxiliary_labelled
+            )
         return {
             "agreement": float(self.agreeing / positions),
             "agreement_first8": float(self.first_agreeing / self.first_positions.clamp(min=1)),
@@ -139,7 +157,7 @@ class TextQuality(Metric):
             "cross_entropy": float(self.cross_entropy / labelled),
             "cross_entropy_base": float(self.cross_entropy_base / labelled),
             "cross_entropy_gap": float((self.cross_entropy - self.cross_entropy_base) / labelled),
-            "cross_entropy_auxiliary": float(self.cross_entropy_auxiliary / labelled),
+            **own,
             "consistency_keys": (self.key_errors / rows).tolist(),
             "consistency_values": (self.value_errors / rows).tolist(),
             "tokens": int(self.positions),

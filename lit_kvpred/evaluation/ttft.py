@@ -4,8 +4,8 @@ TTFT is the time from token ids to the first answer token's id on the host. All 
 interleaved in one process, warmed up at the same shapes.
 
 Two bounds stand beside the measured speed-up. The FLOPs ratio counts arithmetic alone (KVP 5). The
-base's step on the last prompt token reads every weight for a single row, which takes its time
-whatever the prompt; the *reachable* speed-up counts that step as measured, and all else by
+base's run of the last prompt rows, the tail, reads every weight for hardly any row, which takes its
+time whatever the prompt; the *reachable* speed-up counts the tail as measured, and all else by
 arithmetic at the rate of the base's own prefill.
 """
 
@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
 
 from lit_kvpred.errors import PromptError, UnsupportedFamilyError
 from lit_kvpred.evaluation import flops
 from lit_kvpred.evaluation.timing import interleaved_seconds, speedup
 from lit_kvpred.generation.prefill import exact_prefill
-from lit_kvpred.model.caches import GrowingCache, roll_back
+from lit_kvpred.model.auxiliary import NetworkAuxiliary
+from lit_kvpred.model.caches import GrowingCache, drop_rows
 from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.prefix import PrefixAuxiliary
 
 
 @torch.inference_mode()
@@ -68,23 +69,21 @@ def _measure(
     vocabulary = min(m.get_input_embeddings().num_embeddings for m in _networks(model))
     ids = torch.randint(0, vocabulary, (batch_size, n_tokens), generator=generator)
     ids = ids.to(model.base.device)
-    auxiliary = model.auxiliary.adapter
-    prompt = exact_prefill(model.adapter, ids[:, :-1]).cache if n_tokens > 1 else GrowingCache()
     variants: dict[str, Callable[[], object]] = {
         "base": lambda: _first_token(exact_prefill(model.adapter, ids).logits),
         "kv_prediction": lambda: _first_token(model.prefill(ids).logits),
-        "auxiliary": lambda: _first_token(exact_prefill(auxiliary, ids).logits),
-        "decode_step": lambda: _last_token_step(model, ids, prompt),
+        "tail": _tail_run(model, ids),
     }
+    if isinstance(model.auxiliary, NetworkAuxiliary):
+        auxiliary = model.auxiliary.adapter
+        variants["auxiliary"] = lambda: _first_token(exact_prefill(auxiliary, ids).logits)
     synchronise = torch.cuda.synchronize if ids.is_cuda else None
     seconds = interleaved_seconds(variants, repeats=repeats, synchronise=synchronise)
     gain = speedup(seconds["base"], seconds["kv_prediction"])
     counted = count_flops(model, n_tokens)
     reachable = None
     if counted is not None:
-        reachable = reachable_speedup(
-            seconds["base"].median, seconds["decode_step"].median, counted
-        )
+        reachable = reachable_speedup(seconds["base"].median, seconds["tail"].median, counted)
     return {
         "prompt_tokens": n_tokens,
         "batch_size": batch_size,
@@ -99,41 +98,59 @@ def _measure(
     }
 
 
-def reachable_speedup(base: float, decode_step: float, counted: Mapping[str, float]) -> float:
-    """Speed-up if all but the base's last-token step ran at the rate of the base's prefill.
+def reachable_speedup(base: float, tail: float, counted: Mapping[str, float]) -> float:
+    """Speed-up if all but the tail ran at the rate of the base's prefill.
 
     Args:
         base: Seconds of the base's prefill.
-        decode_step: Measured seconds of the base's step on the last prompt token.
+        tail: Measured seconds of the base's run of the last prompt rows.
         counted: From `count_flops`.
     """
-    others = counted["kv_prediction"] - counted["decode_step"]
-    return base / (base * others / counted["base"] + decode_step)
+    others = counted["kv_prediction"] - counted["tail"]
+    return base / (base * others / counted["base"] + tail)
 
 
 def count_flops(model: KVPredictionModel, n_tokens: int) -> dict[str, float] | None:
     """Honest and published FLOPs of a prompt; None for families that can't be counted."""
-    base, auxiliary = model.base.config, model.auxiliary.model.config
+    base = model.base.config
     try:
         base_flops = flops.prefill(base, n_tokens)
-        predicted = flops.kv_prediction(
-            base,
-            auxiliary,
-            n_tokens,
-            layer_map=model.predictor.layer_map,
-            predictor_parameters=n_parameters(model.predictor),
-        )
+        predicted = _predicted_flops(model, n_tokens)
     except UnsupportedFamilyError:
         return None
-    return {
+    counted: dict[str, float] = {
         "base": base_flops,
         "kv_prediction": predicted,
-        "decode_step": flops.decode_step(base, n_tokens),
+        "tail": flops.tail(base, n_tokens, model.exact_tail, depth=model.auxiliary.exact_layers),
         "ratio": base_flops / predicted,
-        "published_ratio": flops.published_ratio(
-            n_parameters(model.base), n_parameters(model.auxiliary.model)
-        ),
     }
+    if isinstance(model.auxiliary, NetworkAuxiliary):
+        counted["published_ratio"] = flops.published_ratio(
+            n_parameters(model.base), n_parameters(model.auxiliary.model)
+        )
+    return counted
+
+
+def _predicted_flops(model: KVPredictionModel, n_tokens: int) -> int:
+    base, auxiliary = model.base.config, model.auxiliary
+    parameters = n_parameters(model.predictor)
+    if isinstance(auxiliary, PrefixAuxiliary):
+        return flops.prefix_prediction(
+            base,
+            n_tokens,
+            depth=auxiliary.exact_layers,
+            predictor_parameters=parameters,
+            exact_tail=model.exact_tail,
+        )
+    features = model.predictor.features
+    return flops.kv_prediction(
+        base,
+        auxiliary.model.config,
+        n_tokens,
+        last_layer=None if features.reads_hidden else features.last_layer,
+        predictor_parameters=parameters,
+        exact_tail=model.exact_tail,
+    )
 
 
 def n_parameters(module: torch.nn.Module) -> int:
@@ -141,14 +158,37 @@ def n_parameters(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _networks(model: KVPredictionModel) -> tuple[Any, Any]:
-    return model.base, model.auxiliary.model
+def _networks(model: KVPredictionModel) -> list[Any]:
+    if isinstance(model.auxiliary, NetworkAuxiliary):
+        return [model.base, model.auxiliary.model]
+    return [model.base]
 
 
-def _last_token_step(model: KVPredictionModel, ids: Tensor, prompt: Cache) -> list[int]:
-    logits = model.base(ids[:, -1:], cache=prompt, use_cache=True, logits_to_keep=1).logits
-    roll_back(prompt, 1)
-    return _first_token(logits[:, -1])
+def _tail_run(model: KVPredictionModel, ids: Tensor) -> Callable[[], object]:
+    """The base's run of the last rows alone, on an exact prompt."""
+    tail = min(model.exact_tail, ids.shape[1])
+    before = ids.shape[1] - tail
+    cache = exact_prefill(model.adapter, ids[:, :before]).cache if before else GrowingCache()
+    positions = torch.arange(before, ids.shape[1], device=ids.device).expand(len(ids), -1)
+    if isinstance(model.auxiliary, PrefixAuxiliary):
+        cut = model.auxiliary.cut
+        hidden = cut.run_lower(ids[:, before:], cache, position_ids=positions)
+
+        def run_upper() -> list[int]:
+            logits = cut.run_upper(hidden, cache, logits_to_keep=1, position_ids=positions)
+            drop_rows(cache.layers[cut.depth :], before)
+            return _first_token(logits[:, -1])
+
+        return run_upper
+
+    def run() -> list[int]:
+        logits = model.base(
+            ids[:, before:], position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1
+        ).logits
+        drop_rows(cache.layers, before)
+        return _first_token(logits[:, -1])
+
+    return run
 
 
 def _first_token(logits: Tensor) -> list[int]:

@@ -54,9 +54,20 @@ class AnswerState:
 
     def step(self) -> Tensor:
         """Run the pending tokens through the base; returns ``(B, V)`` logits."""
-        device = self.visible.device
-        pending = torch.tensor([[answer[-1]] for answer in self.tokens], device=device)
+        pending = self._pending()
         return self.feed(pending, torch.ones_like(pending, dtype=torch.bool))[:, -1]
+
+    def take_pending(self) -> tuple[Tensor, Tensor]:
+        """Pending tokens and their positions, each ``(B, 1)``, for a forward of the caller's own.
+
+        Their row is visible from here on; the caller appends it to cache and states.
+        """
+        pending = self._pending()
+        self.visible = torch.cat([self.visible, torch.ones_like(pending, dtype=torch.bool)], dim=1)
+        return pending, (self.visible.long().sum(1, keepdim=True) - 1)
+
+    def _pending(self) -> Tensor:
+        return torch.tensor([[answer[-1]] for answer in self.tokens], device=self.visible.device)
 
     def feed(self, input_ids: Tensor, real: Tensor) -> Tensor:
         """Append rows for ``input_ids`` ``(B, r)`` (``real`` False at padding); ``(B, r, V)``."""

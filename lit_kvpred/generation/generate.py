@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_kvpred.generation.answer import AnswerState
+from lit_kvpred.generation.catch_up import CatchUp
 from lit_kvpred.generation.events import (
     Event,
     ExactEvent,
@@ -24,12 +25,14 @@ from lit_kvpred.generation.prefill import (
     exact_prefill,
     predicted_prefill,
 )
-from lit_kvpred.generation.reconciliation import Verdict, catch_up, reconcile
+from lit_kvpred.generation.reconciliation import Verdict, reconcile
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.sampling import TokenChooser
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
+from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.correction import Correction
 
@@ -84,10 +87,11 @@ def stream(
     def prefill(static_length: int | None) -> Prefill:
         return predicted_prefill(model, input_ids, attention_mask, static_length=static_length)
 
-    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction)
+    cut = model.auxiliary.cut if isinstance(model.auxiliary, PrefixAuxiliary) else None
+    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut)
     # The first token does not wait for the disk.
     release = model.release_auxiliary if settings.release_auxiliary else None
-    return writer.write(prefill, predicted=True, after_first_token=release)
+    return writer.write(prefill, after_first_token=release)
 
 
 def generate(
@@ -115,8 +119,8 @@ def generate_exact(
     def prefill(static_length: int | None) -> Prefill:
         return exact_prefill(adapter, input_ids, attention_mask, static_length=static_length)
 
-    writer = _Writer(adapter, input_ids, attention_mask, settings, None)
-    return drain(writer.write(prefill, predicted=False))
+    writer = _Writer(adapter, input_ids, attention_mask, settings)
+    return drain(writer.write(prefill))
 
 
 class _Writer:
@@ -128,10 +132,11 @@ class _Writer:
         input_ids: Tensor,
         attention_mask: Tensor | None,
         settings: GenerationSettings,
-        correction: Correction | None,
+        correction: Correction | None = None,
+        cut: DepthCut | None = None,
     ) -> None:
         self.adapter, self.input_ids, self.settings = adapter, input_ids, settings
-        self.correction = correction
+        self.correction, self.cut = correction, cut
         self.rule = settings.stop_rule(adapter.model)
         self.sequences: Sequences = describe_prompt(
             adapter, input_ids, attention_mask, settings.max_new_tokens
@@ -145,13 +150,13 @@ class _Writer:
         self,
         prefill: PrefillFunction,
         *,
-        predicted: bool,
         after_first_token: Callable[[], None] | None = None,
     ) -> Generator[Event, None, GenerationOutput]:
         """Prefill, draft, correct, and decode to the end."""
         start = time.perf_counter()
         first = prefill(self._static_length())
-        answer = self._begin(first, predicted=predicted)
+        predicted = first.predicted_rows > 0
+        answer = self._begin(first)
         self.stats.ttft_s = time.perf_counter() - start
         if not predicted:
             self.stats.time_to_exact_s = self.stats.ttft_s
@@ -159,12 +164,14 @@ class _Writer:
         if after_first_token is not None:
             after_first_token()
         if predicted and self.correction is not None:
-            yield from self._draft(answer, self.correction)
-            verdict = self._reconcile(answer, self.correction)
-            self.stats.add_verdict(verdict)
-            self.stats.time_to_exact_s = time.perf_counter() - start
-            yield from self._retract(verdict)
-            yield ExactEvent()
+            catch_up = CatchUp(answer, self.input_ids, self.sequences, self.cut, first.hidden)
+            yield from self._draft(answer, self.correction, catch_up)
+            if not answer.all_done or self.correction.policy != "commit":
+                verdict = self._reconcile(answer, catch_up, self.correction)
+                self.stats.add_verdict(verdict)
+                self.stats.time_to_exact_s = time.perf_counter() - start
+                yield from self._retract(verdict)
+                yield ExactEvent()
         is_exact = self.stats.time_to_exact_s is not None
         yield from self._show(answer, exact=is_exact)
         while not answer.all_done:
@@ -177,33 +184,44 @@ class _Writer:
     def _static_length(self) -> int | None:
         if not self.settings.static_cache:
             return None
-        # Answers of a batch may roll back by different amounts, which leaves up to a period of
+        longest = self.settings.max_new_tokens
+        # Answers of a batch may roll back by different amounts, which leaves up to a draft of
         # unused slots at the left of the shorter ones.
-        spare = 0 if self.correction is None else self.correction.period
-        return self.input_ids.shape[1] + self.settings.max_new_tokens + spare
+        spare = 0 if self.correction is None else longest
+        if self.correction is not None and self.correction.slice_rows is None:
+            spare = self.correction.period
+        return self.input_ids.shape[1] + longest + spare
 
-    def _begin(self, first: Prefill, *, predicted: bool) -> AnswerState:
+    def _begin(self, first: Prefill) -> AnswerState:
         batch_size, length = self.input_ids.shape
         states = RowStates(batch_size)
-        if predicted:
-            states.append_predicted(length - 1)
-            states.append_computed(1)
-        else:
-            states.append_computed(length)
+        states.append_predicted(first.predicted_rows)
+        states.append_computed(length - first.predicted_rows)
         answer = AnswerState(self.adapter, first.cache, self.sequences.real, states, self.rule)
         answer.append(self.choose(first.logits))
         return answer
 
-    def _draft(self, answer: AnswerState, correction: Correction) -> Generator[Event, None, None]:
+    def _draft(
+        self, answer: AnswerState, correction: Correction, catch_up: CatchUp
+    ) -> Generator[Event, None, None]:
+        """Write on the predicted prompt until it is time to judge."""
         limit = 1 if correction.policy == "hold" else None
-        for _ in range(correction.period - 1):
-            if answer.all_done:
-                return
-            answer.append(self.choose(answer.step()))
+        drafted = 1
+        while not answer.all_done:
+            if correction.slice_rows is None:
+                if drafted == correction.period:
+                    return
+                logits = answer.step()
+            else:
+                if not catch_up.remaining:
+                    return
+                logits = catch_up.ride(min(correction.slice_rows, catch_up.remaining))
+            answer.append(self.choose(logits))
+            drafted += 1
             yield from self._show(answer, limit=limit, exact=False)
 
-    def _reconcile(self, answer: AnswerState, correction: Correction) -> Verdict:
-        catch_up(answer, self.input_ids, self.sequences)
+    def _reconcile(self, answer: AnswerState, catch_up: CatchUp, correction: Correction) -> Verdict:
+        catch_up.finish()
         return reconcile(answer, self.input_ids[:, -1:], correction, self.choose, self.shown)
 
     def _retract(self, verdict: Verdict) -> Generator[Event, None, None]:

@@ -10,6 +10,8 @@ from transformers import Cache
 from lit_kvpred.errors import PromptError
 from lit_kvpred.model.caches import GrowingCache, empty_static_cache, padding_mask
 from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.prefix import PrefixAuxiliary
+from lit_kvpred.model.reading import rows_of_cache
 from lit_kvpred.model.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -22,10 +24,14 @@ class Prefill(NamedTuple):
     Attributes:
         logits: ``(B, V)``, prediction of the first answer token.
         cache: N rows.
+        predicted_rows: How many of them, from the first, are predicted.
+        hidden: ``(B, N, hidden)`` leaving the shared layers of a prefix; None for others.
     """
 
     logits: Tensor
     cache: Cache
+    predicted_rows: int = 0
+    hidden: Tensor | None = None
 
 
 def describe_prompt(
@@ -67,7 +73,7 @@ def describe_prompt(
 
 
 def _check_readable(
-    adapter: FamilyAdapter, input_ids: Tensor, sequences: Sequences, new_tokens: int, *, reader: str
+    adapter: FamilyAdapter, input_ids: Tensor, sequences: Sequences, new_tokens: int, reader: str
 ) -> None:
     vocabulary = adapter.model.get_input_embeddings().weight.shape[0]
     unknown = input_ids[(input_ids < 0) | (input_ids >= vocabulary)]
@@ -100,14 +106,62 @@ def predicted_prefill(
     *,
     static_length: int | None = None,
 ) -> Prefill:
-    """Predict the rows of all prompt tokens but the last; the base runs the last one (KVP 4.2)."""
+    """Predict the rows of all prompt tokens but the last ones; the base runs these (KVP 4.2).
+
+    The base runs ``model.exact_tail`` rows, all of them where the prompt is no longer.
+    """
     sequences = describe_prompt(model.adapter, input_ids, attention_mask)
     model.restore_auxiliary()
-    if input_ids.shape[1] > 1:
+    predicted_rows = max(0, input_ids.shape[1] - model.exact_tail)
+    if isinstance(model.auxiliary, PrefixAuxiliary):
+        return _prefix_prefill(model, input_ids, sequences, predicted_rows, static_length)
+    before = slice(predicted_rows)
+    if predicted_rows > 0:
         auxiliary = model.auxiliary.adapter
-        _check_readable(auxiliary, input_ids[:, :-1], sequences[:-1], 0, reader="the auxiliary")
-    cache = model.predicted_cache(input_ids[:, :-1], sequences[:-1], static_length=static_length)
-    return Prefill(_run_base(model.adapter, input_ids[:, -1:], sequences, cache), cache)
+        _check_readable(auxiliary, input_ids[:, before], sequences[before], 0, "the auxiliary")
+    cache = model.predicted_cache(
+        input_ids[:, before], sequences[before], static_length=static_length
+    )
+    logits = _run_base(model.adapter, input_ids[:, predicted_rows:], sequences, cache)
+    return Prefill(logits, cache, predicted_rows)
+
+
+def _prefix_prefill(
+    model: KVPredictionModel,
+    input_ids: Tensor,
+    sequences: Sequences,
+    predicted_rows: int,
+    static_length: int | None,
+) -> Prefill:
+    """All rows through the shared layers, the last ones through the layers above as well."""
+    assert isinstance(model.auxiliary, PrefixAuxiliary)
+    adapter, cut = model.adapter, model.auxiliary.cut
+    cache = _empty_cache(adapter, static_length)
+    length = input_ids.shape[1]
+    with cut.adapter.record_norm_inputs() as norm_inputs:
+        hidden = cut.run_lower(
+            input_ids,
+            cache,
+            position_ids=sequences.position_ids,
+            attention_mask=padding_mask(sequences.real, cache),
+        )
+    if predicted_rows > 0:
+        before = slice(predicted_rows)
+        stored = [
+            (layer.keys[:, :, :length], layer.values[:, :, :length])
+            for layer in cache.layers[: cut.depth]
+        ]
+        rows = rows_of_cache(adapter, stored, sequences.position_ids, norm_inputs, hidden=hidden)
+        predicted = model.predict(rows[before])._replace(exact=())
+        model.fill(cache, predicted, sequences[before])
+    arguments = {
+        "position_ids": sequences.position_ids[:, predicted_rows:],
+        "attention_mask": padding_mask(sequences.real, cache),
+    }
+    logits = cut.run_upper(hidden[:, predicted_rows:], cache, logits_to_keep=1, **arguments)
+    if cut.depth == adapter.n_layers:
+        predicted_rows = 0
+    return Prefill(logits[:, -1].float(), cache, predicted_rows, hidden)
 
 
 def exact_prefill(
@@ -119,12 +173,14 @@ def exact_prefill(
 ) -> Prefill:
     """The base's ordinary prefill, every layer keeping its full length."""
     sequences = describe_prompt(adapter, input_ids, attention_mask)
-    cache: Cache = (
-        GrowingCache()
-        if static_length is None
-        else empty_static_cache(adapter.n_layers, static_length)
-    )
+    cache = _empty_cache(adapter, static_length)
     return Prefill(_run_base(adapter, input_ids, sequences, cache), cache)
+
+
+def _empty_cache(adapter: FamilyAdapter, static_length: int | None) -> Cache:
+    if static_length is None:
+        return GrowingCache()
+    return empty_static_cache(adapter.n_layers, static_length)
 
 
 def _run_base(

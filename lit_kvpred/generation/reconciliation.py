@@ -1,4 +1,4 @@
-"""From a predicted prompt to an exact one: catch-up, then the one verify pass (Sirius 13.5).
+"""From a drafted answer to an exact one: the verify pass after catch-up (Sirius 13.5).
 
 Judging drafted tokens against predicted rows would compare the base with itself (Sirius 13.2), so
 that the exact prompt rows come first, always.
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.sampling import TokenChooser
-from lit_kvpred.model.caches import n_rows, padding_mask, roll_back
-from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.acceptance import accepted_prefix
 from lit_kvpred.sirius.correction import Correction
 
@@ -33,32 +31,6 @@ class Verdict:
     drafted: list[int]
     accepted: list[int]
     kept: list[int]
-
-
-def catch_up(answer: AnswerState, prompt: Tensor, sequences: Sequences) -> None:
-    """Replace the cache by exact rows of all prompt tokens but the last, in one slice.
-
-    Args:
-        answer: Its cache is emptied first: exact rows never read predicted ones.
-        prompt: ``(B, N)`` long.
-        sequences: Of the prompt.
-    """
-    held = n_rows(answer.cache)
-    roll_back(answer.cache, held)
-    answer.states.roll_back(held)
-    answer.visible = answer.visible[:, :0]
-    if prompt.shape[1] == 1:
-        return
-    before_last = sequences[:-1]
-    answer.adapter.decoder(
-        prompt[:, :-1],
-        position_ids=before_last.position_ids,
-        attention_mask=padding_mask(before_last.real, answer.cache),
-        cache=answer.cache,
-        use_cache=True,
-    )
-    answer.states.append_computed(prompt.shape[1] - 1)
-    answer.visible = before_last.real
 
 
 def reconcile(

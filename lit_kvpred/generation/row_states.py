@@ -38,6 +38,17 @@ class RowStates:
         exact = bool((self._states == RowState.EXACT).all())
         self._append(rows, RowState.EXACT if exact else RowState.STALE)
 
+    def mark_exact(self, rows: slice) -> None:
+        """The base computed ``rows`` again from exact context.
+
+        Raises:
+            AssertionError: If a row before them is not exact.
+        """
+        assert bool((self._states[:, : rows.start] == RowState.EXACT).all()), (
+            f"rows {rows.start} to {rows.stop} were computed behind rows that are not exact"
+        )
+        self._states[:, rows] = RowState.EXACT
+
     def roll_back(self, rows: int) -> None:
         """The last ``rows`` rows were dropped."""
         self._states = self._states[:, : self.n_rows - rows]

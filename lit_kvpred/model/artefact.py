@@ -2,9 +2,9 @@
 
 Layout of the folder::
 
-    config.json          base reference with fingerprint, auxiliary kind, layer map
+    config.json          base reference with fingerprint, auxiliary kind, features
     model.safetensors    the predictor
-    auxiliary/           the auxiliary as an ordinary transformers folder
+    auxiliary/           the auxiliary as an ordinary transformers folder; none for a prefix
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from transformers import PreTrainedModel
 
 from lit_kvpred import __version__
 from lit_kvpred.errors import CheckpointError, ConfigurationError, KVPredictionError
-from lit_kvpred.model.auxiliary import Auxiliary
+from lit_kvpred.model.auxiliary import Auxiliary, NetworkAuxiliary
 from lit_kvpred.model.fingerprint import fingerprint
 from lit_kvpred.model.loading import load_base
+from lit_kvpred.model.prefix import PrefixAuxiliary
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def base_reference(base: PreTrainedModel) -> dict[str, Any]:
@@ -67,9 +68,10 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
         "version": __version__,
         "base": base_reference(model.base),
         "auxiliary": model.auxiliary.describe(),
-        "features": model.features,
+        "features": model.predictor.features.kind,
         "init": model.init,
-        "layer_map": model.predictor.layer_map,
+        "layer_map": model.predictor.features.layer_map,
+        "exact_tail": model.exact_tail,
     }
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -77,7 +79,8 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
         (partial / "config.json").write_text(json.dumps(description, indent=2) + "\n")
         weights = {n: t.contiguous() for n, t in model.predictor.state_dict().items()}
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        model.auxiliary.model.save_pretrained(partial / "auxiliary")
+        if isinstance(model.auxiliary, NetworkAuxiliary):
+            model.auxiliary.model.save_pretrained(partial / "auxiliary")
         earlier = folder.with_name(folder.name + ".earlier")
         shutil.rmtree(earlier, ignore_errors=True)
         if folder.exists():
@@ -106,22 +109,21 @@ def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredic
             raise CheckpointError(f"{folder} does not name its base; pass `base` yourself")
         base = load_base(reference["source"], revision=reference.get("revision"))
     check_base(base, reference, folder)
+    facts = description["auxiliary"]
     try:
-        network = load_base(str(folder / "auxiliary"), dtype="float32")
+        is_prefix = facts["kind"] == "prefix"
+        network = None if is_prefix else load_base(str(folder / "auxiliary"), dtype="float32")
         weights = load_file(folder / "model.safetensors")
-    except (KVPredictionError, OSError, SafetensorError) as error:
+    except (KVPredictionError, OSError, SafetensorError, KeyError, TypeError) as error:
         raise CheckpointError(f"artefact {folder} is damaged ({error}); export it again") from error
     try:
-        facts = description["auxiliary"]
-        auxiliary = Auxiliary(
-            network,
-            facts["kind"],
-            description["layer_map"],
-            source=facts["source"],
-            kept=facts["kept"],
-        )
         model = KVPredictionModel(
-            base, auxiliary, features=description["features"], init=description["init"]
+            base,
+            _auxiliary(base, network, description),
+            features=description["features"],
+            init=description["init"],
+            layer_map=description["layer_map"],
+            exact_tail=description["exact_tail"],
         )
         model.predictor.load_state_dict(weights, strict=True)
     except (ConfigurationError, KeyError, TypeError, RuntimeError) as error:
@@ -129,6 +131,18 @@ def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredic
             f"artefact {folder} does not fit its own description; export it again"
         ) from error
     return model.eval()
+
+
+def _auxiliary(
+    base: PreTrainedModel, network: PreTrainedModel | None, description: dict[str, Any]
+) -> Auxiliary:
+    facts = description["auxiliary"]
+    if network is None:
+        return PrefixAuxiliary(base, facts["depth"])
+    layer_map = description["layer_map"] or []
+    return NetworkAuxiliary(
+        network, facts["kind"], layer_map, source=facts["source"], kept=facts["kept"]
+    )
 
 
 def _is_replaceable(folder: Path) -> bool:
@@ -152,7 +166,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} can't be read ({error}); export it again") from error
-    wanted = {"format", "base", "auxiliary", "features", "init", "layer_map"}
+    wanted = {"format", "base", "auxiliary", "features", "init", "layer_map", "exact_tail"}
     complete = isinstance(description, dict) and wanted <= description.keys()
     if not complete or description["format"] != _FORMAT:
         raise CheckpointError(f"{file} is not an artefact of this version; export it again")

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lit_kvpred.errors import BaseModelError, ConfigurationError
+from lit_kvpred.model.configs import keep_layers
 from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.features import FeatureKind, Features, HiddenFeatures, KeyValueFeatures
 from lit_kvpred.model.layer_map import (
     check_kept_layers,
     layer_map,
@@ -20,13 +22,16 @@ from lit_kvpred.model.layer_map import (
     pruned_layers,
 )
 from lit_kvpred.model.loading import load_base, load_tokenizer
+from lit_kvpred.model.prefix import PrefixAuxiliary, prefix_depth
+from lit_kvpred.model.reading import CacheRows, read_rows
+from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.model.tokenizers import check_same_tokenizer
 
-AuxiliaryKind = Literal["canonical", "pruned"]
+AuxiliaryKind = Literal["canonical", "pruned", "prefix"]
 
 
-class Auxiliary(nn.Module):
-    """A causal LM that reads the prompt in the base's place.
+class NetworkAuxiliary(nn.Module):
+    """A causal LM of its own that reads the prompt in the base's place.
 
     Trainable weights are kept in float32 whatever the files hold; reduced precision is the
     trainer's business.
@@ -38,6 +43,10 @@ class Auxiliary(nn.Module):
         source: Where a canonical auxiliary was loaded from.
         kept: Original indices of the layers that a pruned auxiliary kept.
     """
+
+    default_features: FeatureKind = "kv"
+    exact_layers = 0
+    """Base layers whose rows the auxiliary computes exactly."""
 
     def __init__(
         self,
@@ -56,16 +65,51 @@ class Auxiliary(nn.Module):
         self.kept = None if kept is None else list(kept)
         self.adapter = FamilyAdapter(model)
 
+    def features(
+        self, kind: FeatureKind, base: FamilyAdapter, layer_map: list[int] | None
+    ) -> Features:
+        """What the predictor reads; without ``layer_map`` by the published rule of the kind."""
+        shapes = self.adapter.shapes
+        if kind == "kv":
+            return KeyValueFeatures(shapes, layer_map or self.base_map)
+        if layer_map is not None:
+            raise ConfigurationError("features 'hidden' read one layer; leave out layer_map")
+        width = self.adapter.config.hidden_size
+        return HiddenFeatures(width, shapes[-1], len(shapes) - 1, base.n_layers)
+
+    def read(
+        self,
+        input_ids: Tensor,
+        sequences: Sequences,
+        features: Features,
+        *,
+        logits_from: int | None = None,
+    ) -> CacheRows:
+        """The rows that ``features`` need, and logits from row ``logits_from`` on if asked for."""
+        hidden_at = self.adapter.n_layers if features.reads_hidden else None
+        stop_after = features.last_layer if hidden_at is None and logits_from is None else None
+        return read_rows(
+            self.adapter,
+            input_ids,
+            sequences,
+            logits_from=logits_from,
+            stop_after=stop_after,
+            hidden_at=hidden_at,
+        )
+
     def describe(self) -> dict[str, Any]:
         """Plain facts for artefacts and reports."""
         return {"kind": self.kind, "source": self.source, "kept": self.kept}
+
+
+Auxiliary = NetworkAuxiliary | PrefixAuxiliary
 
 
 def build_auxiliary(
     base: PreTrainedModel,
     kind: AuxiliaryKind = "pruned",
     *,
-    keep: float | Sequence[int] = 0.5,
+    keep: float | int | Sequence[int] = 0.5,
     source: str | PreTrainedModel | None = None,
     base_tokenizer: Any | None = None,
 ) -> Auxiliary:
@@ -73,8 +117,10 @@ def build_auxiliary(
 
     Args:
         base: The frozen base.
-        kind: ``pruned`` (KVP-LP) or ``canonical`` (KVP-C).
-        keep: For ``pruned``: the published fraction (.25, .5, .75) or the kept layers.
+        kind: ``prefix`` (the base's own first layers, shared), ``pruned`` (KVP-LP) or
+            ``canonical`` (KVP-C).
+        keep: For ``prefix``: the number of layers or the fraction of them. For ``pruned``: the
+            published fraction (.25, .5, .75) or the kept layers.
         source: For ``canonical``: folder, hub id, or a loaded model, which is cast to float32 and
             trained in place.
         base_tokenizer: For ``canonical``: checked token by token against the tokenizer found at
@@ -87,11 +133,17 @@ def build_auxiliary(
         BaseModelError: If a kept tensor was not carried over exactly.
     """
     n_base = base.config.get_text_config(decoder=True).num_hidden_layers
+    if kind == "prefix":
+        if not isinstance(keep, int | float):
+            raise ConfigurationError("a prefix takes a fraction or a number of layers as `keep`")
+        return PrefixAuxiliary(base, prefix_depth(keep, n_base))
     if kind == "pruned":
-        kept = pruned_layers(n_base, keep) if isinstance(keep, float) else list(keep)
-        return Auxiliary(prune(base, kept), kind, pruned_layer_map(kept, n_base), kept=kept)
+        kept = _kept_layers(keep, n_base)
+        return NetworkAuxiliary(prune(base, kept), kind, pruned_layer_map(kept, n_base), kept=kept)
     if kind != "canonical":
-        raise ConfigurationError(f"auxiliary kind '{kind}' is not one of 'canonical', 'pruned'")
+        raise ConfigurationError(
+            f"auxiliary kind '{kind}' is not one of 'canonical', 'pruned', 'prefix'"
+        )
     if source is None:
         raise ConfigurationError("a canonical auxiliary needs `source`: a folder or hub id")
     if isinstance(source, str):
@@ -103,7 +155,16 @@ def build_auxiliary(
     else:
         model, name = source, source.config.name_or_path
     n_aux = model.config.get_text_config(decoder=True).num_hidden_layers
-    return Auxiliary(model, kind, layer_map(n_base, n_aux), source=name or None)
+    return NetworkAuxiliary(model, kind, layer_map(n_base, n_aux), source=name or None)
+
+
+def _kept_layers(keep: float | int | Sequence[int], n_base: int) -> list[int]:
+    if isinstance(keep, int):
+        raise ConfigurationError(
+            f"keep {keep} is a count, which only a prefix takes; give .25, .5, .75 or the list of "
+            "kept layers"
+        )
+    return pruned_layers(n_base, keep) if isinstance(keep, float) else list(keep)
 
 
 def prune(base: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
@@ -154,15 +215,7 @@ def _kept_tensors(
 
 
 def _pruned_config(base: PreTrainedModel, kept: Sequence[int]) -> Any:
-    config = copy.deepcopy(base.config)
-    text = config.get_text_config(decoder=True)
-    n_base = text.num_hidden_layers
-    for name, value in list(vars(text).items()):
-        # Lists with an entry a layer (attention types, NoPE flags) shrink with the stack.
-        per_layer = isinstance(value, list | tuple) and len(value) == n_base
-        if per_layer and not name.endswith("token_id") and name != "architectures":
-            setattr(text, name, type(value)(value[i] for i in kept))
-    text.num_hidden_layers = len(kept)
+    config = keep_layers(base.config, kept)
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config
     return config

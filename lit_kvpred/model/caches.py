@@ -9,13 +9,13 @@ Shapes: keys and values are ``(B, heads, rows, head_dim)``, rotated as the decod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import DynamicLayer, StaticLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
 _LEAST_ROOM = 64
 
@@ -147,21 +147,75 @@ def filled_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> GrowingCac
     return cache
 
 
-def filled_static_cache(
-    keys: Sequence[Tensor], values: Sequence[Tensor], max_length: int
-) -> StaticCache:
-    """A static cache of ``max_length`` slots whose first slots hold the given rows."""
-    cache = empty_static_cache(len(keys), max_length)
-    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
-        cache.update(k, v, layer)
-    return cache
-
-
 def empty_static_cache(n_layers: int, max_length: int) -> StaticCache:
     """A static cache whose layers all keep the full length (sliding windows act in the mask)."""
     cache = StaticCache(PreTrainedConfig(num_hidden_layers=n_layers), max_cache_len=max_length)
     cache.layers = [StaticLayer(max_cache_len=max_length) for _ in range(n_layers)]
     return cache
+
+
+class StoppingView(Cache):
+    """Layers of another cache; the forward ends as soon as layer ``stop_after`` has its rows.
+
+    Args:
+        layers: Shared with the other cache.
+        stop_after: The layer whose update raises `ForwardStopped`; None never does.
+    """
+
+    def __init__(self, layers: list[CacheLayerMixin], stop_after: int | None) -> None:
+        super().__init__(layers=layers)
+        self.stop_after = stop_after
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the rows; raise `ForwardStopped` after layer ``stop_after``."""
+        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == self.stop_after:
+            raise ForwardStopped
+        return rows
+
+
+class SliceView(Cache):
+    """Layers of another cache; the first of the new rows are written at given slots.
+
+    The rows behind them are appended as ever. Attention sees all rows, so that an explicit mask
+    must hide from each query what it may not see.
+
+    Args:
+        layers: Shared with the other cache; they hold at least ``start + rows`` rows.
+        start: Slot of the first row of the slice.
+        rows: Length of the slice.
+    """
+
+    def __init__(self, layers: list[CacheLayerMixin], start: int, rows: int) -> None:
+        super().__init__(layers=layers)
+        self.start, self.rows = start, rows
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append the rows behind the slice, write the slice in its place."""
+        rows, slots = slice(self.rows), slice(self.start, self.start + self.rows)
+        keys, values = super().update(
+            key_states[:, :, self.rows :], value_states[:, :, self.rows :], layer_idx
+        )
+        keys[:, :, slots] = key_states[:, :, rows]
+        values[:, :, slots] = value_states[:, :, rows]
+        return keys, values
+
+
+def upper_view(
+    cache: Cache, depth: int, n_layers: int, stop_after: int | None = None
+) -> StoppingView:
+    """The same cache as the layers from ``depth`` to ``n_layers`` see it.
+
+    Decoders ask the first layer how many rows are held; the layers below ``depth`` may be ahead.
+    """
+    new_layer = cache.layer_class_to_replicate
+    while new_layer is not None and len(cache.layers) < n_layers:
+        cache.layers.append(new_layer())
+    return StoppingView([cache.layers[depth]] * depth + cache.layers[depth:], stop_after)
 
 
 def n_rows(cache: Cache) -> int:
@@ -179,6 +233,14 @@ def padding_mask(visible: Tensor, cache: Cache) -> Tensor | None:
     if slots > visible.shape[1]:
         return torch.nn.functional.pad(visible.long(), (0, slots - visible.shape[1]))
     return None if bool(visible.all()) else visible.long()
+
+
+def drop_rows(layers: Iterable[CacheLayerMixin], keep: int) -> None:
+    """Keep the first ``keep`` rows of each of ``layers``; those with fewer stay as they are."""
+    for layer in layers:
+        surplus = int(layer.get_seq_length()) - keep
+        if surplus > 0:
+            layer.crop(-surplus)
 
 
 def roll_back(cache: Cache, rows: int) -> None:

@@ -14,15 +14,17 @@ from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import Auxiliary
 from lit_kvpred.model.caches import (
+    GrowingCache,
     ReplayCache,
     empty_static_cache,
     filled_cache,
-    filled_static_cache,
 )
 from lit_kvpred.model.family import FamilyAdapter, LayerShape, split_heads
+from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.least_squares import LeastSquaresFit, NormalEquations
 from lit_kvpred.model.offload import AuxiliaryStore
 from lit_kvpred.model.predictor import KVPredictor
+from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import CacheRows, read_rows
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.correction import Correction
@@ -32,24 +34,34 @@ if TYPE_CHECKING:
     from lit_kvpred.generation.generate import GenerationOutput
     from lit_kvpred.generation.prefill import Prefill
 
-Features = Literal["kv"]
 Init = Literal["default", "least_squares"]
 
 
 class PredictedRows(NamedTuple):
-    """Predicted keys and values per base layer, split ``(B, heads, T, dim)``.
+    """Predicted keys and values per predicted base layer, split ``(B, heads, T, dim)``.
 
-    Keys are after the base's key norm and without rotation, as the consistency loss compares them.
+    Attributes:
+        keys: After the base's key norm and without rotation, as the consistency loss compares them.
+        values: As cached.
+        exact: Keys and values of the layers below the predicted ones, as the cache holds them.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
+    exact: Sequence[tuple[Tensor, Tensor]] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows T."""
+        first = self.exact[0][0] if self.exact else self.keys[0]
+        return first.shape[2]
 
     @classmethod
-    def of_exact(cls, rows: CacheRows, shapes: Sequence[LayerShape]) -> PredictedRows:
-        """The base's own rows in the same form, to compare predicted ones with."""
-        values = [split_heads(v, s.heads) for v, s in zip(rows.values, shapes, strict=True)]
-        return cls(rows.keys, values)
+    def of_exact(cls, rows: CacheRows, shapes: Sequence[LayerShape], first: int) -> PredictedRows:
+        """The base's own rows from layer ``first`` on, to compare predicted ones with."""
+        layers = range(first, len(shapes))
+        values = [split_heads(rows.values[i], shapes[i].heads) for i in layers]
+        return cls([rows.keys[i] for i in layers], values, rows.stored[:first])
 
 
 class KVPredictionOutput(NamedTuple):
@@ -57,12 +69,13 @@ class KVPredictionOutput(NamedTuple):
 
     Attributes:
         logits: The base's logits on predicted rows, ``(B, T, V)``.
-        auxiliary_logits: The auxiliary's logits, ``(B, T, V_auxiliary)``.
-        predicted: Per base layer ``(keys, values)``, each ``(B, heads, T, dim)``, un-rotated.
+        auxiliary_logits: The auxiliary's logits, ``(B, T, V_auxiliary)``; None where it has none.
+        predicted: Per predicted base layer ``(keys, values)``, each ``(B, heads, T, dim)``,
+            un-rotated.
     """
 
     logits: Tensor
-    auxiliary_logits: Tensor
+    auxiliary_logits: Tensor | None
     predicted: list[tuple[Tensor, Tensor]]
 
 
@@ -73,11 +86,14 @@ class KVPredictionModel(nn.Module):
         base: The base; its parameters are frozen and it stays in eval mode for good.
         auxiliary: From `build_auxiliary`.
         features: What the predictor reads. ``kv``: keys for keys and values for values, as
-            published.
+            published. ``hidden``: the auxiliary's last hidden state with its last layer's keys and
+            values. None: ``hidden`` for a prefix, ``kv`` otherwise.
         init: ``default`` (torch's own, as published) or ``least_squares``; the latter is complete
             once `fit_least_squares` has seen calibration batches.
-        layer_map: For each base layer the auxiliary layer that feeds it; by default the published
-            rule of the auxiliary's kind.
+        layer_map: For each predicted base layer the auxiliary layer that feeds it (features
+            ``kv``); by default the published rule of the auxiliary's kind.
+        exact_tail: Last prompt rows that the base runs itself on the predicted ones; 1 is the
+            paper's.
 
     Raises:
         ConfigurationError: For unknown settings or a layer map that doesn't fit.
@@ -89,21 +105,25 @@ class KVPredictionModel(nn.Module):
         base: PreTrainedModel,
         auxiliary: Auxiliary,
         *,
-        features: Features = "kv",
+        features: FeatureKind | None = None,
         init: Init = "default",
         layer_map: list[int] | None = None,
+        exact_tail: int = 1,
     ) -> None:
         super().__init__()
-        if features != "kv":
-            raise ConfigurationError(f"features '{features}' are unknown; use 'kv'")
+        if features not in (None, "kv", "hidden"):
+            raise ConfigurationError(f"features '{features}' are unknown; use 'kv' or 'hidden'")
+        if exact_tail < 1:
+            raise ConfigurationError(f"exact_tail must be at least 1, got {exact_tail}")
         if init not in ("default", "least_squares"):
             raise ConfigurationError(f"init '{init}' is unknown; use 'default' or 'least_squares'")
         self.base = base
         self.auxiliary = auxiliary
-        self.features, self.init = features, init
+        self.init, self.exact_tail = init, exact_tail
         self.adapter = FamilyAdapter(base)
         self.predictor = KVPredictor(
-            auxiliary.adapter.shapes, self.adapter.shapes, layer_map or auxiliary.base_map
+            auxiliary.features(features or auxiliary.default_features, self.adapter, layer_map),
+            self.adapter.shapes[auxiliary.exact_layers :],
         )
         self._store: AuxiliaryStore | None = None
         self.register_state_dict_pre_hook(lambda *_: self.restore_auxiliary())
@@ -135,10 +155,10 @@ class KVPredictionModel(nn.Module):
             document_ids: ``(B, T)`` long, packed documents per row, -1 at right padding.
         """
         sequences = describe_batch(input_ids, attention_mask, document_ids)
-        auxiliary = self.read_auxiliary(input_ids, sequences, logits_from=0)
+        logits_from = None if isinstance(self.auxiliary, PrefixAuxiliary) else 0
+        auxiliary = self.read_auxiliary(input_ids, sequences, logits_from=logits_from)
         predicted = self.predict(auxiliary)
         logits = self.replay(predicted, input_ids, sequences)
-        assert auxiliary.logits is not None
         return KVPredictionOutput(
             logits, auxiliary.logits, list(zip(predicted.keys, predicted.values, strict=True))
         )
@@ -148,32 +168,57 @@ class KVPredictionModel(nn.Module):
     ) -> CacheRows:
         """The auxiliary's rows; without ``logits_from`` nothing unneeded is computed."""
         self.restore_auxiliary()
-        stop = self.predictor.last_feeding_layer if logits_from is None else None
-        return read_rows(
-            self.auxiliary.adapter,
-            input_ids,
-            sequences,
-            logits_from=logits_from,
-            stop_after=stop,
+        return self.auxiliary.read(
+            input_ids, sequences, self.predictor.features, logits_from=logits_from
+        )
+
+    def read_both(
+        self,
+        input_ids: Tensor,
+        sequences: Sequences,
+        *,
+        logits_from: int | None = None,
+        auxiliary_logits_from: int | None = None,
+    ) -> tuple[CacheRows, CacheRows]:
+        """The auxiliary's rows and the base's exact ones; a prefix reads both in one pass."""
+        self.restore_auxiliary()
+        if isinstance(self.auxiliary, PrefixAuxiliary) and auxiliary_logits_from is None:
+            base = self.read_base(input_ids, sequences, logits_from=logits_from)
+            return self.auxiliary.of_base(base), base
+        return (
+            self.read_auxiliary(input_ids, sequences, logits_from=auxiliary_logits_from),
+            self.read_base(input_ids, sequences, logits_from=logits_from),
         )
 
     @torch.no_grad()
     def read_base(
         self, input_ids: Tensor, sequences: Sequences, *, logits_from: int | None = None
     ) -> CacheRows:
-        """The base's exact rows, and its logits from row ``logits_from`` on if asked for."""
+        """The base's exact rows, and its logits from row ``logits_from`` on if asked for.
+
+        With a prefix they come with the hidden states that leave it.
+        """
         stop = self.adapter.n_layers - 1 if logits_from is None else None
+        depth = self.auxiliary.exact_layers
+        whole = depth == self.adapter.n_layers
         return read_rows(
-            self.adapter, input_ids, sequences, logits_from=logits_from, stop_after=stop
+            self.adapter,
+            input_ids,
+            sequences,
+            logits_from=logits_from,
+            stop_after=None if whole else stop,
+            hidden_at=depth or None,
         )
 
     def predict(self, auxiliary: CacheRows) -> PredictedRows:
         """Auxiliary rows to predicted base rows, through the base's own key norm."""
         raw_keys, values = self.predictor(auxiliary)
-        shapes = self.adapter.shapes
-        keys = [self.adapter.apply_key_norm(k, i) for i, k in enumerate(raw_keys)]
+        first = self.auxiliary.exact_layers
+        shapes = self.adapter.shapes[first:]
         return PredictedRows(
-            keys, [split_heads(v, s.heads) for v, s in zip(values, shapes, strict=True)]
+            [self.adapter.apply_key_norm(k, first + i) for i, k in enumerate(raw_keys)],
+            [split_heads(v, s.heads) for v, s in zip(values, shapes, strict=True)],
+            auxiliary.stored[:first],
         )
 
     def replay(self, predicted: PredictedRows, input_ids: Tensor, sequences: Sequences) -> Tensor:
@@ -182,12 +227,16 @@ class KVPredictionModel(nn.Module):
             input_ids,
             position_ids=sequences.position_ids,
             attention_mask=sequences.attention_mask(self.adapter),
-            cache=ReplayCache(*self._stored(predicted, sequences.position_ids)),
+            cache=ReplayCache(*self.stored(predicted, sequences.position_ids)),
             use_cache=True,
         ).logits
 
     def continue_from(
-        self, predicted: PredictedRows, input_ids: Tensor, sequences: Sequences
+        self,
+        predicted: PredictedRows,
+        input_ids: Tensor,
+        sequences: Sequences,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Base logits of the rows after the predicted ones, as at inference (matched split).
 
@@ -195,28 +244,34 @@ class KVPredictionModel(nn.Module):
             predicted: Rows of the first ``cut`` tokens.
             input_ids: All tokens ``(B, T)``.
             sequences: Of all tokens.
+            hidden: For a prefix, ``(B, T, hidden)`` leaving it; saves running it again.
 
         Returns:
             ``(B, T - cut, V)``.
         """
-        cut = predicted.keys[0].shape[2]
-        cache = filled_cache(*self._stored(predicted, sequences.position_ids[:, :cut]))
-        return self.base(
-            input_ids[:, cut:],
-            position_ids=sequences.position_ids[:, cut:],
-            attention_mask=sequences.attention_mask(self.adapter, cut),
-            cache=cache,
-            use_cache=True,
-        ).logits
+        cut = predicted.n_rows
+        cache = filled_cache(*self.stored(predicted, sequences.position_ids[:, :cut]))
+        arguments = {
+            "position_ids": sequences.position_ids[:, cut:],
+            "attention_mask": sequences.attention_mask(self.adapter, cut),
+        }
+        if hidden is not None and isinstance(self.auxiliary, PrefixAuxiliary):
+            rows = input_ids.shape[1] - cut
+            return self.auxiliary.cut.run_upper(
+                hidden[:, cut:], cache, logits_to_keep=rows, **arguments
+            )
+        return self.base(input_ids[:, cut:], cache=cache, use_cache=True, **arguments).logits
 
-    def _stored(
+    def stored(
         self, predicted: PredictedRows, position_ids: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Predicted rows as the base stores them: rotated, in its compute dtype."""
+        """Rows of all layers as the base stores them: rotated, in its compute dtype."""
         tables = self.adapter.rotary_tables(position_ids)
         dtype = self.adapter.compute_dtype
-        keys = [tables.rotate(k, i).to(dtype) for i, k in enumerate(predicted.keys)]
-        return keys, [v.to(dtype) for v in predicted.values]
+        first = self.adapter.n_layers - len(predicted.keys)
+        keys = [k for k, _ in predicted.exact]
+        keys += [tables.rotate(k, first + i).to(dtype) for i, k in enumerate(predicted.keys)]
+        return keys, [v for _, v in predicted.exact] + [v.to(dtype) for v in predicted.values]
 
     # -- fitting ----------------------------------------------------------------------------
 
@@ -245,8 +300,7 @@ class KVPredictionModel(nn.Module):
             sequences = describe_batch(
                 fields["input_ids"], fields.get("attention_mask"), fields.get("document_ids")
             )
-            auxiliary = self.read_auxiliary(fields["input_ids"], sequences)
-            base = self.read_base(fields["input_ids"], sequences)
+            auxiliary, base = self.read_both(fields["input_ids"], sequences)
             equations.add(auxiliary, base, sequences.real)
         return equations.solve_(ridge)
 
@@ -258,24 +312,35 @@ class KVPredictionModel(nn.Module):
         """A base cache whose rows for ``input_ids`` ``(B, T)`` are all predicted; T may be 0.
 
         Args:
-            input_ids: The prompt without its last token.
+            input_ids: The prompt without its last tokens.
             sequences: Of these tokens.
             static_length: Slots of a static cache; None makes a dynamic one.
         """
-        if input_ids.shape[1] == 0:
-            if static_length is None:
-                return filled_cache([], [])
-            return empty_static_cache(self.adapter.n_layers, static_length)
-        predicted = self.predict(self.read_auxiliary(input_ids, sequences))
-        keys, values = self._stored(predicted, sequences.position_ids)
-        if not sequences.all_real:
-            # A fully masked row of the auxiliary may be NaN, which a mask alone can't hide.
-            padding = ~sequences.real[:, None, :, None]
-            keys = [k.masked_fill(padding, 0.0) for k in keys]
-            values = [v.masked_fill(padding, 0.0) for v in values]
-        if static_length is None:
-            return filled_cache(keys, values)
-        return filled_static_cache(keys, values, static_length)
+        cache: Cache = (
+            GrowingCache()
+            if static_length is None
+            else empty_static_cache(self.adapter.n_layers, static_length)
+        )
+        if input_ids.shape[1] > 0:
+            self.fill(cache, self.predict(self.read_auxiliary(input_ids, sequences)), sequences)
+        return cache
+
+    def fill(self, cache: Cache, predicted: PredictedRows, sequences: Sequences) -> None:
+        """Append predicted rows to the layers of ``cache`` that they belong to.
+
+        Args:
+            cache: The base's cache.
+            predicted: ``T`` rows; without exact ones they go to the top layers.
+            sequences: Of these tokens.
+        """
+        keys, values = self.stored(predicted, sequences.position_ids)
+        first = self.adapter.n_layers - len(keys)
+        padding = None if sequences.all_real else ~sequences.real[:, None, :, None]
+        for i, (k, v) in enumerate(zip(keys, values, strict=True)):
+            if padding is not None:
+                # A fully masked row of the auxiliary may be NaN, which a mask alone can't hide.
+                k, v = k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+            cache.update(k, v, first + i)
 
     @torch.inference_mode()
     def prefill(

@@ -23,7 +23,7 @@ class LeastSquaresFit:
 
     Attributes:
         tokens: Number of rows used.
-        key_error: Per base layer, residual variance of keys over their variance (1 - R^2).
+        key_error: Per predicted layer, residual variance of keys over their variance (1 - R^2).
         value_error: The same for values.
     """
 
@@ -50,29 +50,35 @@ class NormalEquations:
     def __init__(self, predictor: KVPredictor) -> None:
         self.predictor = predictor
         self.tokens = 0
-        self._grams: dict[tuple[str, int], Tensor] = {}
-        self._moments: dict[tuple[str, int], _Moments] = {}
-        for part, maps in predictor.maps.items():
-            for base_layer, linear in enumerate(maps):
-                key = (part, predictor.layer_map[base_layer])
-                width = linear.in_features + 1
-                self._grams.setdefault(key, torch.zeros(width, width, dtype=torch.float64))
-                self._moments[part, base_layer] = _Moments(linear.in_features, linear.out_features)
+        self._grams = {
+            name: torch.zeros(width + 1, width + 1, dtype=torch.float64)
+            for name, width in predictor.features.widths.items()
+        }
+        self._moments = {
+            part: [_Moments(linear.in_features, linear.out_features) for _, linear in maps]
+            for part, maps in predictor.maps.items()
+        }
 
     @torch.no_grad()
     def add(self, auxiliary: CacheRows, base: CacheRows, real: Tensor) -> None:
-        """Add a batch; ``real`` ``(B, T)`` bool selects the rows to use."""
+        """Add a batch.
+
+        Args:
+            auxiliary: Rows that the features are read from.
+            base: The base's exact rows of the predicted layers.
+            real: ``(B, T)`` bool, the rows to use.
+        """
         self.tokens += int(real.sum())
-        for part in self.predictor.maps:
-            features = {
-                j: _with_ones(_part(auxiliary, part)[j][real])
-                for j in dict.fromkeys(self.predictor.layer_map)
-            }
-            for j, x in features.items():
-                self._grams[part, j] += (x.T @ x).double().cpu()
-            for base_layer, j in enumerate(self.predictor.layer_map):
-                target = _part(base, part)[base_layer][real].float()
-                self._moments[part, base_layer].add(features[j], target)
+        features = {
+            name: _with_ones(x[real]) for name, x in self.predictor.features.read(auxiliary).items()
+        }
+        for name, x in features.items():
+            self._grams[name] += (x.T @ x).double().cpu()
+        targets = {"keys": base.raw_keys, "values": base.values}
+        for part, maps in self.predictor.maps.items():
+            first = len(targets[part]) - len(maps)
+            for i, (name, _) in enumerate(maps):
+                self._moments[part][i].add(features[name], targets[part][first + i][real].float())
 
     @torch.no_grad()
     def solve_(self, ridge: float) -> LeastSquaresFit:
@@ -88,9 +94,8 @@ class NormalEquations:
             raise ValueError("no calibration row was added")
         errors: dict[str, list[float]] = {"keys": [], "values": []}
         for part, maps in self.predictor.maps.items():
-            for base_layer, linear in enumerate(maps):
-                gram = self._grams[part, self.predictor.layer_map[base_layer]]
-                moments = self._moments[part, base_layer]
+            for (name, linear), moments in zip(maps, self._moments[part], strict=True):
+                gram = self._grams[name]
                 solution = _ridge_solution(gram, moments.cross, ridge)
                 linear.weight.copy_(solution[:-1].T)
                 linear.bias.copy_(solution[-1])
@@ -103,10 +108,6 @@ class NormalEquations:
         mean = moments.cross[-1] / self.tokens
         variance = (moments.square - self.tokens * mean.square()).sum()
         return float(residual / variance.clamp(min=torch.finfo(torch.float64).tiny))
-
-
-def _part(rows: CacheRows, part: str) -> list[Tensor]:
-    return rows.raw_keys if part == "keys" else rows.values
 
 
 def _with_ones(features: Tensor) -> Tensor:

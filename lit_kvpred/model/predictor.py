@@ -10,56 +10,52 @@ from torch import Tensor, nn
 
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import LayerShape
+from lit_kvpred.model.features import Features
 from lit_kvpred.model.reading import CacheRows
 
 
 class KVPredictor(nn.Module):
-    """Two independent affine maps with bias per base layer, one for keys and one for values.
+    """Two independent affine maps with bias per predicted layer, one for keys and one for values.
 
     Heads are merged first, so that maps mix heads freely and the head counts and dims of auxiliary
-    and base may differ. Inputs and outputs are raw: before key norm, without rotation. The
-    initialisation is torch's default for linear layers, as published.
+    and base may differ. Outputs are raw: before key norm, without rotation. The initialisation is
+    torch's default for linear layers, as published.
 
     Args:
-        auxiliary_shapes: Row widths of the auxiliary's layers.
-        base_shapes: Row widths of the base's layers.
-        layer_map: For each base layer the auxiliary layer that feeds it (KVP 2.2).
+        features: What each map reads.
+        base_shapes: Row widths of the predicted base layers.
 
     Raises:
-        ConfigurationError: If the map doesn't name one existing auxiliary layer per base layer.
+        ConfigurationError: If the features don't name an input for each predicted layer.
     """
 
-    def __init__(
-        self,
-        auxiliary_shapes: Sequence[LayerShape],
-        base_shapes: Sequence[LayerShape],
-        layer_map: Sequence[int],
-    ) -> None:
+    def __init__(self, features: Features, base_shapes: Sequence[LayerShape]) -> None:
         super().__init__()
-        in_range = all(0 <= j < len(auxiliary_shapes) for j in layer_map)
-        if len(layer_map) != len(base_shapes) or not in_range:
+        if len(features.key_inputs) != len(base_shapes):
             raise ConfigurationError(
-                f"layer map {list(layer_map)} must name one of {len(auxiliary_shapes)} auxiliary "
-                f"layers for each of {len(base_shapes)} base layers"
+                f"features for {len(features.key_inputs)} layers can't predict "
+                f"{len(base_shapes)} base layers"
             )
-        self.layer_map = list(layer_map)
-        sources = [auxiliary_shapes[j] for j in layer_map]
-        pairs = list(zip(sources, base_shapes, strict=True))
-        self.keys = nn.ModuleList(nn.Linear(a.key_width, b.key_width) for a, b in pairs)
-        self.values = nn.ModuleList(nn.Linear(a.value_width, b.value_width) for a, b in pairs)
+        self.features = features
+        widths = features.widths
+        self.keys = nn.ModuleList(
+            nn.Linear(widths[name], shape.key_width)
+            for name, shape in zip(features.key_inputs, base_shapes, strict=True)
+        )
+        self.values = nn.ModuleList(
+            nn.Linear(widths[name], shape.value_width)
+            for name, shape in zip(features.value_inputs, base_shapes, strict=True)
+        )
 
     @property
-    def maps(self) -> dict[str, list[nn.Linear]]:
-        """The maps by part (``keys``, ``values``), one per base layer."""
+    def maps(self) -> dict[str, list[tuple[str, nn.Linear]]]:
+        """By part (``keys``, ``values``) and predicted layer: the input's name and the map."""
+        inputs = {"keys": self.features.key_inputs, "values": self.features.value_inputs}
+        stacks = {"keys": self.keys, "values": self.values}
         return {
-            "keys": [cast(nn.Linear, linear) for linear in self.keys],
-            "values": [cast(nn.Linear, linear) for linear in self.values],
+            part: [(n, cast(nn.Linear, m)) for n, m in zip(inputs[part], stacks[part], strict=True)]
+            for part in stacks
         }
-
-    @property
-    def last_feeding_layer(self) -> int:
-        """The highest auxiliary layer that is needed."""
-        return max(self.layer_map)
 
     def forward(self, rows: CacheRows) -> tuple[list[Tensor], list[Tensor]]:
         """Predict raw keys and values.
@@ -68,14 +64,17 @@ class KVPredictor(nn.Module):
             rows: The auxiliary's rows, ``(B, T, width)`` a layer.
 
         Returns:
-            Merged raw keys and merged values per base layer, ``(B, T, width)``, in this module's
-            dtype.
+            Merged raw keys and merged values per predicted layer, ``(B, T, width)``, in this
+            module's dtype.
         """
-        keys, values = self.maps["keys"], self.maps["values"]
-        dtype = keys[0].weight.dtype
+        maps = self.maps
+        if not maps["keys"]:
+            return [], []
+        dtype = maps["keys"][0][1].weight.dtype
+        inputs = {name: x.to(dtype) for name, x in self.features.read(rows).items()}
         return (
-            [m(rows.raw_keys[j].to(dtype)) for m, j in zip(keys, self.layer_map, strict=True)],
-            [m(rows.values[j].to(dtype)) for m, j in zip(values, self.layer_map, strict=True)],
+            [linear(inputs[name]) for name, linear in maps["keys"]],
+            [linear(inputs[name]) for name, linear in maps["values"]],
         )
 
     @torch.no_grad()
@@ -86,10 +85,10 @@ class KVPredictor(nn.Module):
             ConfigurationError: If a map is not square.
         """
         for part, maps in self.maps.items():
-            for layer, linear in enumerate(maps):
+            for layer, (_, linear) in enumerate(maps):
                 if linear.in_features != linear.out_features:
                     raise ConfigurationError(
-                        f"map of {part} of base layer {layer} is {linear.in_features} -> "
+                        f"map {layer} of {part} is {linear.in_features} -> "
                         f"{linear.out_features}; only square maps can be the identity"
                     )
                 nn.init.eye_(linear.weight)

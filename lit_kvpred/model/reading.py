@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -10,7 +13,32 @@ from torch import Tensor
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.caches import ForwardStopped, RecordingCache
 from lit_kvpred.model.family import FamilyAdapter, merge_heads
+from lit_kvpred.model.hidden import hidden_states_entering
 from lit_kvpred.model.sequences import Sequences
+
+
+class PerLayer(Sequence[Tensor]):
+    """A tensor a layer, made when first asked for: readers rarely need all of them."""
+
+    def __init__(self, n_layers: int, make: Callable[[int], Tensor]) -> None:
+        self._make = make
+        self._made: list[Tensor | None] = [None] * n_layers
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, layer: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, layer: slice) -> list[Tensor]: ...
+    def __getitem__(self, layer: int | slice) -> Tensor | list[Tensor]:
+        """The tensor of a layer, or of several."""
+        if isinstance(layer, slice):
+            return [self[i] for i in range(*layer.indices(len(self)))]
+        made = self._made[layer]
+        if made is None:
+            made = self._made[layer] = self._make(layer % len(self))
+        return made
 
 
 @dataclass(frozen=True)
@@ -22,20 +50,25 @@ class CacheRows:
         keys: Per layer ``(B, heads, T, key_dim)``, after key norm, without rotation.
         values: Per layer ``(B, T, value_width)``, merged.
         logits: ``(B, rows, V)`` of the rows asked for, or None.
+        hidden: ``(B, T, hidden)`` where asked for, or None.
+        stored: Keys and values per layer as the cache holds them, split and rotated.
     """
 
-    raw_keys: list[Tensor]
-    keys: list[Tensor]
-    values: list[Tensor]
-    logits: Tensor | None
+    raw_keys: Sequence[Tensor]
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    logits: Tensor | None = None
+    hidden: Tensor | None = None
+    stored: Sequence[tuple[Tensor, Tensor]] = ()
 
     def __getitem__(self, rows: slice) -> CacheRows:
         """The same rows restricted to a slice of the token axis (logits are dropped)."""
         return CacheRows(
-            [k[:, rows] for k in self.raw_keys],
-            [k[:, :, rows] for k in self.keys],
-            [v[:, rows] for v in self.values],
-            None,
+            PerLayer(len(self.raw_keys), lambda i: self.raw_keys[i][:, rows]),
+            PerLayer(len(self.keys), lambda i: self.keys[i][:, :, rows]),
+            PerLayer(len(self.values), lambda i: self.values[i][:, rows]),
+            hidden=None if self.hidden is None else self.hidden[:, rows],
+            stored=[(k[:, :, rows], v[:, :, rows]) for k, v in self.stored],
         )
 
 
@@ -46,6 +79,7 @@ def read_rows(
     *,
     logits_from: int | None = None,
     stop_after: int | None = None,
+    hidden_at: int | None = None,
 ) -> CacheRows:
     """Run a model over ``input_ids`` ``(B, T)`` and take its cache rows off position and norm.
 
@@ -56,6 +90,8 @@ def read_rows(
         logits_from: Also return logits of all rows from this one on. None: the vocabulary
             projection is not computed.
         stop_after: Last layer whose keys and values are needed; nothing beyond them is computed.
+        hidden_at: Also return the hidden states that enter this layer (the number of layers: that
+            leave the decoder). Without any other wish nothing beyond them is computed.
 
     Raises:
         ConfigurationError: If gradient checkpointing made the model drop its cache.
@@ -72,27 +108,70 @@ def read_rows(
         "cache": cache,
         "use_cache": True,
     }
-    with adapter.record_norm_inputs() as norm_inputs:
-        try:
+    with ExitStack() as stack:
+        norm_inputs = stack.enter_context(adapter.record_norm_inputs())
+        hidden: list[Tensor] = []
+        if hidden_at is not None:
+            alone = logits_from is None and stop_after is None
+            hidden = stack.enter_context(hidden_states_entering(adapter, hidden_at, stop=alone))
+        with suppress(ForwardStopped):
             if logits_from is None:
                 adapter.decoder(input_ids, **arguments)
             else:
                 keep = input_ids.shape[1] - logits_from
                 logits = adapter.model(input_ids, logits_to_keep=keep, **arguments).logits
-        except ForwardStopped:
-            pass
-    if len(cache.layers) <= (adapter.n_layers - 1 if stop_after is None else stop_after):
+    needed = adapter.n_layers if hidden_at is None or logits_from is not None else hidden_at
+    if len(cache.layers) < (needed if stop_after is None else stop_after + 1):
         raise ConfigurationError(
             "the model dropped its cache, as transformers does under gradient checkpointing in "
             "train mode; call gradient_checkpointing_disable() on it"
         )
-    tables = adapter.rotary_tables(sequences.position_ids)
-    keys = [tables.unrotate(layer.keys, i) for i, layer in enumerate(cache.layers)]
-    raw = [
-        adapter.merge_norm_input(norm_inputs[i]) if i in norm_inputs else merge_heads(k)
-        for i, k in enumerate(keys)
-    ]
-    return CacheRows(raw, keys, [merge_heads(layer.values) for layer in cache.layers], logits)
+    return rows_of_cache(
+        adapter,
+        [(layer.keys, layer.values) for layer in cache.layers],
+        sequences.position_ids,
+        norm_inputs,
+        logits=logits,
+        hidden=hidden[0] if hidden else None,
+    )
+
+
+def rows_of_cache(
+    adapter: FamilyAdapter,
+    stored: Sequence[tuple[Tensor, Tensor]],
+    position_ids: Tensor,
+    norm_inputs: Mapping[int, Tensor],
+    *,
+    logits: Tensor | None = None,
+    hidden: Tensor | None = None,
+) -> CacheRows:
+    """Take cached rows off position and norm.
+
+    Args:
+        adapter: The adapter of the model that computed them.
+        stored: Keys and values per layer as the cache holds them, ``(B, heads, T, dim)``.
+        position_ids: ``(B, T)`` long, of these rows.
+        norm_inputs: From `FamilyAdapter.record_norm_inputs` around the same forward.
+        logits: Passed on.
+        hidden: Passed on.
+    """
+    tables = adapter.rotary_tables(position_ids)
+    n_layers = len(stored)
+    keys = PerLayer(n_layers, lambda i: tables.unrotate(stored[i][0], i))
+
+    def raw(layer: int) -> Tensor:
+        if layer in norm_inputs:
+            return adapter.merge_norm_input(norm_inputs[layer])
+        return merge_heads(keys[layer])
+
+    return CacheRows(
+        PerLayer(n_layers, raw),
+        keys,
+        PerLayer(n_layers, lambda i: merge_heads(stored[i][1])),
+        logits,
+        hidden,
+        stored,
+    )
 
 
 def mean_absolute_error(predicted: Tensor, target: Tensor, real: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.masks import explicit_mask
 
 
 @dataclass(frozen=True)
@@ -72,23 +73,8 @@ class Sequences:
         """
         if self.document_ids is None:
             return None if self.all_real else self.real.long()
-        adapter.require_explicit_masks()
-        visible = self._visible()[:, None, first_query:]
-        dtype = adapter.compute_dtype
-        window = getattr(adapter.config, "sliding_window", None)
-        kinds = dict.fromkeys(adapter.layer_types)
-        has_types = getattr(adapter.config, "layer_types", None) is not None
-        if not has_types:
-            return _additive(visible if window is None else self._windowed(visible, window), dtype)
-        return {
-            kind: _additive(
-                self._windowed(visible, window)
-                if kind == "sliding_attention" and window is not None
-                else visible,
-                dtype,
-            )
-            for kind in kinds
-        }
+        slots = torch.arange(first_query, self.document_ids.shape[1], device=self.real.device)
+        return explicit_mask(adapter, self._visible()[:, first_query:], slots)
 
     def _visible(self) -> Tensor:
         assert self.document_ids is not None
@@ -97,16 +83,3 @@ class Sequences:
         same = self.document_ids[:, :, None] == self.document_ids[:, None, :]
         # Padding sees itself (its id is -1 everywhere), so that no row is masked whole.
         return causal & same
-
-    @staticmethod
-    def _windowed(visible: Tensor, window: int) -> Tensor:
-        queries, keys = visible.shape[-2:]
-        slots = torch.arange(keys, device=visible.device)
-        distance = slots[keys - queries :, None] - slots[None]
-        return visible & (distance < window)
-
-
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    )

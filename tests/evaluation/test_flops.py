@@ -71,7 +71,7 @@ def test_kv_prediction_leaves_out_what_the_prefill_never_computes():
     model = tiny_model("llama")  # 4 layers, width 32, kv width 16, mlp 64
     n, last = 11, 2
     counted = flops.kv_prediction(
-        model.config, model.config, n, layer_map=[0, 1, 1, last], predictor_parameters=100
+        model.config, model.config, n, last_layer=last, predictor_parameters=100
     )
     layer = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64)
     qkv = 2 * (32 * 32 + 2 * 32 * 16)
@@ -82,11 +82,37 @@ def test_kv_prediction_leaves_out_what_the_prefill_never_computes():
     assert flops.decode_step(model.config, n) == step
 
 
-def test_speedup_bound_grows_with_the_prompt():
+def test_features_of_the_last_hidden_state_need_the_whole_auxiliary():
+    config, n = tiny_model("llama").config, 11
+    counted = flops.kv_prediction(config, config, n, last_layer=None, predictor_parameters=0)
+    whole = flops.prefill(config, n - 1) - 2 * 32 * 128
+    assert counted == whole + flops.decode_step(config, n)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("tail", [1, 3, 11, 20])
+def test_a_prefix_runs_each_layer_once_for_the_rows_that_pass_it(family, tail):
+    config, n = tiny_model(family).config, 11
+    counted = flops.prefix_prediction(config, n, depth=3, predictor_parameters=7, exact_tail=tail)
+    rows = max(0, n - tail)
+    saved = flops.tail(config, n, n, depth=3) - flops.tail(config, n, tail, depth=3)
+    assert counted == flops.prefill(config, n) - saved + 2 * 7 * rows
+    if tail >= n:
+        assert counted == flops.prefill(config, n)
+
+
+def test_the_tail_of_one_row_is_a_decode_step():
     config = tiny_model("llama").config
-    bounds = [
-        flops.speedup_bound(config, config, n, layer_map=[0, 0, 1, 1], predictor_parameters=10)
+    assert flops.tail(config, 17, 1) == flops.decode_step(config, 17)
+    assert flops.tail(config, 17, 17) == flops.prefill(config, 17)
+
+
+def test_the_ratio_grows_with_the_prompt():
+    config = tiny_model("llama").config
+    ratios = [
+        flops.prefill(config, n)
+        / flops.kv_prediction(config, config, n, last_layer=1, predictor_parameters=10)
         for n in (2, 16, 128)
     ]
-    assert bounds == sorted(bounds)
-    assert bounds[-1] > 2
+    assert ratios == sorted(ratios)
+    assert ratios[-1] > 2

@@ -30,7 +30,7 @@ def test_records(model):
     records = measure_ttft(model, [8, 1], repeats=2)
     assert [r["prompt_tokens"] for r in records] == [8, 1]
     for record in records:
-        for name in ("base", "kv_prediction", "auxiliary", "decode_step"):
+        for name in ("base", "kv_prediction", "auxiliary", "tail"):
             assert record[name]["n"] == 2
             assert 0 < record[name]["q25"] <= record[name]["median"] <= record[name]["q75"]
         assert record["speedup"] == pytest.approx(
@@ -58,12 +58,12 @@ def test_published_ratio_counts_parameters_once(model):
 
 
 def test_reachable_speedup_counts_the_last_step_as_measured(model):
-    counted = {"base": 100.0, "kv_prediction": 50.0, "decode_step": 10.0}
+    counted = {"base": 100.0, "kv_prediction": 50.0, "tail": 10.0}
     # A step at the rate of the prefill: the bound is the FLOPs ratio itself.
     assert reachable_speedup(2.0, 0.2, counted) == pytest.approx(2.0)
     # A step as long as the whole prefill leaves nothing to gain.
     assert reachable_speedup(2.0, 2.0, counted) == pytest.approx(2.0 / 2.8)
-    assert count_flops(model, 16)["decode_step"] < count_flops(model, 16)["kv_prediction"]
+    assert count_flops(model, 16)["tail"] < count_flops(model, 16)["kv_prediction"]
 
 
 def test_too_long_a_prompt_is_refused(model):

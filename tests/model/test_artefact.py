@@ -49,7 +49,7 @@ def test_a_pruned_model_comes_back_bit_for_bit(family, tmp_path):
     loaded = KVPredictionModel.from_pretrained(tmp_path / "artefact", base=base)
     assert loaded.base is base
     assert loaded.auxiliary.describe() == model.auxiliary.describe()
-    assert loaded.predictor.layer_map == model.predictor.layer_map == [0, 0, 1, 2]
+    assert loaded.predictor.features.layer_map == [0, 0, 1, 2]
     assert not loaded.training
     _assert_same(model, loaded)
 
@@ -63,7 +63,7 @@ def test_a_canonical_model_comes_back_bit_for_bit(base, tmp_path):
     loaded = KVPredictionModel.from_pretrained(str(tmp_path / "artefact"), base=base)
     assert loaded.init == "least_squares"
     assert loaded.auxiliary.kind == "canonical"
-    assert loaded.predictor.layer_map == [2, 1, 1, 0]
+    assert loaded.predictor.features.layer_map == [2, 1, 1, 0]
     _assert_same(model, loaded)
 
 
@@ -188,7 +188,7 @@ _DAMAGE = {
     "no layer map": lambda f: _edit(f, layer_map=None),
     "short layer map": lambda f: _edit(f, layer_map=[0, 0, 1]),
     "layer map of text": lambda f: _edit(f, layer_map="0011"),
-    "unknown features": lambda f: _edit(f, features="hidden"),
+    "unknown features": lambda f: _edit(f, features="colour"),
     "base of text": lambda f: _edit(f, base="llama"),
     "base without fingerprint": lambda f: _edit(f, base={"source": None, "revision": None}),
     "auxiliary without kind": lambda f: _edit(f, auxiliary={"source": None, "kept": None}),

@@ -220,8 +220,8 @@ def test_a_canonical_auxiliary_needs_a_source():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="kind 'prefix' is not one of"):
-        build_auxiliary(tiny_model("llama"), "prefix")
+    with pytest.raises(ConfigurationError, match="kind 'suffix' is not one of"):
+        build_auxiliary(tiny_model("llama"), "suffix")
 
 
 def test_trainable_weights_are_float32():

@@ -10,7 +10,6 @@ from lit_kvpred.model.caches import (
     ReplayCache,
     empty_static_cache,
     filled_cache,
-    filled_static_cache,
     n_rows,
     padding_mask,
     roll_back,
@@ -25,10 +24,17 @@ def _rows(n_layers: int = 3, batch: int = 2, rows: int = 5) -> tuple[list, list]
     return keys, values
 
 
+def _filled_static_cache(keys: list, values: list, max_length: int):
+    cache = empty_static_cache(len(keys), max_length)
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        cache.update(k, v, layer)
+    return cache
+
+
 def _fill(kind: str, keys: list, values: list, max_length: int = 8):
     if kind == "dynamic":
         return filled_cache(keys, values)
-    return filled_static_cache(keys, values, max_length)
+    return _filled_static_cache(keys, values, max_length)
 
 
 def test_recording_cache_keeps_every_row_where_the_family_uses_a_window():
@@ -97,7 +103,7 @@ def test_filled_cache_holds_the_rows_and_lets_gradients_through():
 
 def test_filled_static_cache_holds_the_rows_first():
     keys, values = _rows()
-    cache = filled_static_cache(keys, values, 8)
+    cache = _filled_static_cache(keys, values, 8)
     assert n_rows(cache) == 5
     for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
         assert cache.layers[layer].keys.shape == (2, 2, 8, 4)
@@ -176,14 +182,14 @@ def test_shift_moves_each_batch_entry_by_its_own_amount(kind):
 
 
 def test_shift_leaves_free_static_slots_alone():
-    cache = filled_static_cache(*_rows(), 8)
+    cache = _filled_static_cache(*_rows(), 8)
     shift_rows_right(cache, torch.tensor([2, 0]))
     assert not any(layer.keys[:, :, 5:].any() for layer in cache.layers)
 
 
 def test_shift_of_a_full_static_cache():
     keys, values = _rows()
-    cache = filled_static_cache(keys, values, 5)
+    cache = _filled_static_cache(keys, values, 5)
     shift_rows_right(cache, torch.tensor([2, 0]))
     assert torch.equal(cache.layers[0].keys[0, :, 2:], keys[0][0, :, :3])
     assert torch.equal(cache.layers[0].keys[1], keys[0][1])
@@ -192,9 +198,9 @@ def test_shift_of_a_full_static_cache():
 def test_padding_mask_covers_every_slot():
     visible = torch.tensor([[False, True, True, True, True], [True] * 5])
     everything = torch.ones(2, 5, dtype=torch.bool)
-    dynamic, static = filled_cache(*_rows()), filled_static_cache(*_rows(), 8)
+    dynamic, static = filled_cache(*_rows()), _filled_static_cache(*_rows(), 8)
     assert padding_mask(everything, dynamic) is None
-    assert padding_mask(everything, filled_static_cache(*_rows(), 5)) is None
+    assert padding_mask(everything, _filled_static_cache(*_rows(), 5)) is None
     assert padding_mask(visible, dynamic).tolist() == [[0, 1, 1, 1, 1], [1] * 5]
     expected = [[0, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
     assert padding_mask(visible, static).tolist() == expected

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lit_kvpred.model.family import LayerShape
+from lit_kvpred.model.features import KeyValueFeatures
 from lit_kvpred.model.kv_prediction import describe_batch
 from lit_kvpred.model.least_squares import NormalEquations
 from lit_kvpred.model.predictor import KVPredictor
@@ -18,7 +19,7 @@ _MAP = [0, 0, 1]
 
 def _predictor() -> KVPredictor:
     torch.manual_seed(5)
-    return KVPredictor(_AUXILIARY, _BASE, _MAP)
+    return KVPredictor(KeyValueFeatures(_AUXILIARY, _MAP), _BASE)
 
 
 def _auxiliary_rows(batch: int, length: int) -> CacheRows:
@@ -46,7 +47,7 @@ def _noisy_rows(auxiliary: CacheRows, noise: float) -> CacheRows:
 
 def _predictor_of_teacher() -> KVPredictor:
     torch.manual_seed(11)
-    teacher = KVPredictor(_AUXILIARY, _BASE, _MAP)
+    teacher = KVPredictor(KeyValueFeatures(_AUXILIARY, _MAP), _BASE)
     for linear in [*teacher.keys, *teacher.values]:
         torch.nn.init.normal_(linear.weight)
         torch.nn.init.normal_(linear.bias, std=3.0)

@@ -5,11 +5,16 @@ import torch
 
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import LayerShape
+from lit_kvpred.model.features import KeyValueFeatures
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.reading import CacheRows
 
 _AUXILIARY = [LayerShape(1, 4, 6), LayerShape(2, 4, 3), LayerShape(3, 2, 5)]
 _BASE = [LayerShape(2, 5, 7), LayerShape(1, 8, 2), LayerShape(4, 2, 3)]
+
+
+def _predictor(auxiliary, base, layer_map) -> KVPredictor:
+    return KVPredictor(KeyValueFeatures(auxiliary, layer_map), base)
 
 
 def _rows(shapes=_AUXILIARY, batch=2, length=5) -> CacheRows:
@@ -19,7 +24,7 @@ def _rows(shapes=_AUXILIARY, batch=2, length=5) -> CacheRows:
 
 
 def test_each_base_layer_has_its_own_affine_maps():
-    predictor = KVPredictor(_AUXILIARY, _BASE, [0, 0, 2])
+    predictor = _predictor(_AUXILIARY, _BASE, [0, 0, 2])
     rows = _rows()
     keys, values = predictor(rows)
     for layer, source in enumerate([0, 0, 2]):
@@ -35,13 +40,13 @@ def test_each_base_layer_has_its_own_affine_maps():
 
 
 def test_widths_follow_both_networks():
-    keys, values = KVPredictor(_AUXILIARY, _BASE, [0, 1, 2])(_rows())
+    keys, values = _predictor(_AUXILIARY, _BASE, [0, 1, 2])(_rows())
     assert [k.shape for k in keys] == [(2, 5, s.key_width) for s in _BASE]
     assert [v.shape for v in values] == [(2, 5, s.value_width) for s in _BASE]
 
 
 def test_prediction_does_not_mix_positions():
-    predictor, rows = KVPredictor(_AUXILIARY, _BASE, [0, 1, 2]), _rows()
+    predictor, rows = _predictor(_AUXILIARY, _BASE, [0, 1, 2]), _rows()
     keys, values = predictor(rows)
     for source in range(3):
         rows.raw_keys[source][:, 3] += 1
@@ -54,7 +59,7 @@ def test_prediction_does_not_mix_positions():
 
 
 def test_keys_come_from_keys_and_values_from_values():
-    predictor, rows = KVPredictor(_AUXILIARY, _BASE, [0, 1, 2]), _rows()
+    predictor, rows = _predictor(_AUXILIARY, _BASE, [0, 1, 2]), _rows()
     keys, values = predictor(rows)
     for source in rows.values:
         source += 1
@@ -67,7 +72,7 @@ def test_default_initialisation_is_the_published_one():
     wide = [LayerShape(8, 32, 32)]
     torch.manual_seed(0)
     bound = 1 / 256**0.5
-    for name, parameter in KVPredictor(wide, wide, [0]).named_parameters():
+    for name, parameter in _predictor(wide, wide, [0]).named_parameters():
         values = parameter.detach()
         assert float(values.abs().max()) <= bound
         spread = pytest.approx(bound / 3**0.5, rel=0.2 if "bias" in name else 0.02)
@@ -76,21 +81,27 @@ def test_default_initialisation_is_the_published_one():
 
 @pytest.mark.parametrize("layer_map", [[0, 1, 2], [0, 0, 1], [2, 0, 0], [0, 0, 0]])
 def test_last_feeding_layer(layer_map):
-    predictor = KVPredictor(_AUXILIARY, _BASE, layer_map)
-    assert predictor.last_feeding_layer == max(layer_map)
+    predictor = _predictor(_AUXILIARY, _BASE, layer_map)
+    assert predictor.features.last_layer == max(layer_map)
     # Rows of layers above it aren't needed.
     keys, _ = predictor(_rows(_AUXILIARY[: max(layer_map) + 1]))
     assert len(keys) == 3
 
 
-@pytest.mark.parametrize("layer_map", [[0, 1], [0, 1, 2, 2], [0, 1, 3], [0, -1, 2], []])
-def test_a_map_that_does_not_fit_is_refused(layer_map):
-    with pytest.raises(ConfigurationError, match="one of 3 auxiliary layers for each of 3 base"):
-        KVPredictor(_AUXILIARY, _BASE, layer_map)
+@pytest.mark.parametrize("layer_map", [[0, 1, 3], [0, -1, 2], []])
+def test_a_map_to_layers_that_are_not_there_is_refused(layer_map):
+    with pytest.raises(ConfigurationError, match="one of 3 auxiliary layers for each predicted"):
+        _predictor(_AUXILIARY, _BASE, layer_map)
+
+
+@pytest.mark.parametrize("layer_map", [[0, 1], [0, 1, 2, 2]])
+def test_a_map_of_another_length_is_refused(layer_map):
+    with pytest.raises(ConfigurationError, match="can't predict 3 base layers"):
+        _predictor(_AUXILIARY, _BASE, layer_map)
 
 
 def test_identity_maps_return_what_they_get():
-    predictor = KVPredictor(_AUXILIARY, _AUXILIARY, [0, 1, 2])
+    predictor = _predictor(_AUXILIARY, _AUXILIARY, [0, 1, 2])
     predictor.set_identity_()
     rows = _rows()
     keys, values = predictor(rows)
@@ -100,16 +111,16 @@ def test_identity_maps_return_what_they_get():
 
 def test_identity_needs_square_maps():
     square_keys = [LayerShape(1, 4, 7), *_AUXILIARY[1:]]
-    predictor = KVPredictor(_AUXILIARY, square_keys, [0, 1, 2])
-    with pytest.raises(ConfigurationError, match="of base layer 0 is 6 -> 7; only square"):
+    predictor = _predictor(_AUXILIARY, square_keys, [0, 1, 2])
+    with pytest.raises(ConfigurationError, match="map 0 of values is 6 -> 7; only square"):
         predictor.set_identity_()
-    predictor = KVPredictor(_AUXILIARY, _AUXILIARY, [0, 0, 2])
-    with pytest.raises(ConfigurationError, match="of base layer 1 is 4 -> 8; only square"):
+    predictor = _predictor(_AUXILIARY, _AUXILIARY, [0, 0, 2])
+    with pytest.raises(ConfigurationError, match="map 1 of keys is 4 -> 8; only square"):
         predictor.set_identity_()
 
 
 def test_rows_of_another_precision_are_taken():
-    predictor = KVPredictor(_AUXILIARY, _BASE, [0, 1, 2])
+    predictor = _predictor(_AUXILIARY, _BASE, [0, 1, 2])
     rows = _rows()
     reduced = CacheRows(
         [k.bfloat16() for k in rows.raw_keys], [], [v.bfloat16() for v in rows.values], None

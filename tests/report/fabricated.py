@@ -114,7 +114,7 @@ def timing_record(prompt_tokens: int) -> dict[str, Any]:
             "published_ratio": 2.0,
         },
         "speedup_over_ratio": base / predicted / ratio,
-        "decode_step": quartiles(0.03),
+        "tail": quartiles(0.03),
         "reachable_speedup": base / (base / ratio + 0.03),
         "speedup_over_reachable": base / predicted / (base / (base / ratio + 0.03)),
     }

@@ -1,0 +1,133 @@
+"""The exact prompt arrives: slices of prompt rows ride on decode steps, or come all at once.
+
+Rows are made exact from left to right and written to their own slots. A row of the slice sees exact
+rows only; the decode row sees whatever is there, and is judged later (Sirius 13.5).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from lit_kvpred.generation.answer import AnswerState
+from lit_kvpred.model.caches import ForwardStopped, SliceView, StoppingView, drop_rows, padding_mask
+from lit_kvpred.model.depth import DepthCut
+from lit_kvpred.model.masks import explicit_mask
+from lit_kvpred.model.sequences import Sequences
+
+
+class CatchUp:
+    """Progress of the exact rows of a prompt, all but its last.
+
+    Args:
+        answer: The batch whose prompt rows are predicted.
+        prompt: ``(B, N)`` long, N at least 2.
+        sequences: Of the prompt.
+        cut: Of a prefix auxiliary, whose rows of the shared layers are exact already.
+        hidden: ``(B, N, hidden)`` leaving the shared layers, kept at prefill.
+
+    Attributes:
+        done: Exact rows so far, from the left.
+    """
+
+    def __init__(
+        self,
+        answer: AnswerState,
+        prompt: Tensor,
+        sequences: Sequences,
+        cut: DepthCut | None = None,
+        hidden: Tensor | None = None,
+    ) -> None:
+        self.answer, self.prompt, self.sequences = answer, prompt, sequences
+        self.cut, self.hidden = cut, hidden
+        self.done = 0
+
+    @property
+    def remaining(self) -> int:
+        """Rows still to come."""
+        return self.prompt.shape[1] - 1 - self.done
+
+    def ride(self, rows: int) -> Tensor:
+        """Decode the pending tokens with the next ``rows`` prompt rows in the same forward.
+
+        Args:
+            rows: At least 1, at most `remaining`.
+
+        Returns:
+            ``(B, V)`` logits of the pending tokens, drafted on a half-exact prompt.
+        """
+        answer = self.answer
+        part = slice(self.done, self.done + rows)
+        pending, positions = answer.take_pending()
+        mask = self._mask(part)
+        arguments = {
+            "position_ids": torch.cat([self.sequences.position_ids[:, part], positions], dim=1),
+            "attention_mask": mask,
+        }
+        view = SliceView(answer.cache.layers, self.done, rows)
+        if self.cut is None or self.hidden is None:
+            ids = torch.cat([self.prompt[:, part], pending], dim=1)
+            logits = answer.adapter.model(
+                ids, cache=view, use_cache=True, logits_to_keep=1, **arguments
+            ).logits
+        else:
+            entering = self.cut.run_lower(
+                pending,
+                answer.cache,
+                position_ids=positions,
+                attention_mask=padding_mask(answer.visible, answer.cache),
+            )
+            rows_in = torch.cat([self.hidden[:, part], entering], dim=1)
+            logits = self.cut.run_upper(rows_in, view, logits_to_keep=1, **arguments)
+        answer.states.append_computed(1)
+        answer.states.mark_exact(part)
+        self.done += rows
+        return logits[:, -1].float()
+
+    def finish(self) -> None:
+        """Compute all remaining rows at once and drop what was drafted behind them."""
+        answer, last = self.answer, self.answer.adapter.n_layers - 1
+        n_rows = self.prompt.shape[1] - 1
+        part = slice(self.done, n_rows)
+        before_last = self.sequences[:-1]
+        answer.states.roll_back(answer.states.n_rows - self.done)
+        shared = 0 if self.cut is None or self.hidden is None else self.cut.depth
+        drop_rows(answer.cache.layers[:shared], n_rows)
+        drop_rows(answer.cache.layers[shared:], self.done)
+        answer.visible = before_last.real
+        if self.remaining:
+            arguments = {
+                "position_ids": before_last.position_ids[:, part],
+                "attention_mask": padding_mask(before_last.real, answer.cache),
+            }
+            if self.cut is None or self.hidden is None:
+                with suppress(ForwardStopped):
+                    answer.adapter.decoder(
+                        self.prompt[:, part],
+                        cache=StoppingView(answer.cache.layers, stop_after=last),
+                        use_cache=True,
+                        **arguments,
+                    )
+            else:
+                self.cut.fill_upper(self.hidden[:, part], answer.cache, **arguments)
+        answer.states.append_computed(self.remaining)
+        self.done = n_rows
+
+    def _mask(self, part: slice) -> Tensor | dict[str, Tensor]:
+        """What slice rows and decode row may see; the latter is in ``visible`` already."""
+        answer = self.answer
+        batch_size, held = answer.visible.shape
+        slots = max(held, *(layer.get_max_length() for layer in answer.cache.layers))
+        device = answer.visible.device
+        own = torch.arange(part.start, part.stop, device=device)
+        columns = torch.arange(slots, device=device)
+        visible = torch.zeros(batch_size, len(own) + 1, slots, dtype=torch.bool, device=device)
+        real = torch.nn.functional.pad(self.sequences.real, (0, slots - self.prompt.shape[1]))
+        visible[:, :-1] = real[:, None] & (columns[None] <= own[:, None])
+        # Padding sees itself, so that no row is masked whole.
+        visible[:, torch.arange(len(own), device=device), own] = True
+        visible[:, -1, :held] = answer.visible
+        query_slots = torch.cat([own, own.new_tensor([held - 1])])
+        return explicit_mask(answer.adapter, visible, query_slots)

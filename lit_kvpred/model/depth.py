@@ -1,0 +1,203 @@
+"""Running part of a base's depth: its first layers, or its last ones from kept hidden states.
+
+No forward is forked. The lower part is the ordinary forward, left as soon as the hidden states
+that enter the cut layer are there. The upper part is a shallow copy of the model whose stack holds
+only the layers from the cut on; hidden states enter it as ``inputs_embeds``. Every weight is
+shared, and layers keep their original cache indices, so that one cache serves both parts.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from lit_kvpred.errors import ConfigurationError, UnsupportedFamilyError
+from lit_kvpred.model.caches import ForwardStopped, RecordingCache, SliceView, upper_view
+from lit_kvpred.model.configs import keep_layers
+from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.hidden import hidden_states_entering
+
+# Position tables that a decoder adds to whatever enters it.
+_POSITION_TABLES = ("wpe", "embed_positions")
+_PROBE_TOKENS = 5
+
+
+class DepthCut:
+    """A base cut in two below layer ``depth``.
+
+    Args:
+        adapter: The base's adapter.
+        depth: Layers of the lower part, at least 1; with all of them the upper part is norm and
+            head alone.
+
+    Attributes:
+        depth: As given.
+        upper: The causal LM over the layers from ``depth`` on; takes ``inputs_embeds``.
+
+    Raises:
+        ConfigurationError: If ``depth`` is out of range.
+        UnsupportedFamilyError: If the two parts together are not the whole base.
+    """
+
+    def __init__(self, adapter: FamilyAdapter, depth: int) -> None:
+        if not 1 <= depth <= adapter.n_layers:
+            raise ConfigurationError(
+                f"a prefix of {depth} layers can't be cut from {adapter.n_layers}; "
+                f"choose between 1 and {adapter.n_layers}"
+            )
+        self.adapter, self.depth = adapter, depth
+        self.upper = _upper_model(adapter, depth)
+        self._probe()
+
+    def run_lower(self, input_ids: Tensor, cache: Cache, **arguments: Any) -> Tensor:
+        """Run the lower part over ``input_ids`` ``(B, T)``.
+
+        Args:
+            input_ids: Token ids, long.
+            cache: Gets the rows of the lower layers.
+            **arguments: ``position_ids`` and ``attention_mask``, as the base takes them.
+
+        Returns:
+            Hidden states that enter layer ``depth``, ``(B, T, hidden)``.
+        """
+        with (
+            hidden_states_entering(self.adapter, self.depth, stop=True) as entering,
+            suppress(ForwardStopped),
+        ):
+            self.adapter.decoder(input_ids, cache=cache, use_cache=True, **arguments)
+        return entering[0]
+
+    def run_upper(
+        self,
+        hidden: Tensor,
+        cache: Cache,
+        *,
+        logits_to_keep: int,
+        **arguments: Any,
+    ) -> Tensor:
+        """Run the upper part over hidden states ``(B, T, hidden)`` that enter it.
+
+        Args:
+            hidden: From `run_lower`.
+            cache: Holds earlier rows of the upper layers and gets these ones; its lower layers may
+                be ahead. A `SliceView` says itself where rows go.
+            logits_to_keep: Rows, counted from the last, whose logits are wanted; at least 1.
+            **arguments: ``position_ids`` and ``attention_mask``, as the base takes them.
+
+        Returns:
+            ``(B, logits_to_keep, V)``.
+        """
+        if self.depth < self.adapter.n_layers:
+            if not isinstance(cache, SliceView):
+                cache = upper_view(cache, self.depth, self.adapter.n_layers)
+            arguments |= {"cache": cache, "use_cache": True}
+        else:
+            arguments["use_cache"] = False
+        output = self.upper(inputs_embeds=hidden, logits_to_keep=logits_to_keep, **arguments)
+        return output.logits
+
+    def fill_upper(self, hidden: Tensor, cache: Cache, **arguments: Any) -> None:
+        """Like `run_upper`, for the rows alone: ends with the last layer's keys and values."""
+        last = self.adapter.n_layers - 1
+        if self.depth > last:
+            return
+        view = upper_view(cache, self.depth, self.adapter.n_layers, stop_after=last)
+        with suppress(ForwardStopped):
+            self.upper.get_decoder()(inputs_embeds=hidden, cache=view, use_cache=True, **arguments)
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        adapter = self.adapter
+        device = adapter.model.get_input_embeddings().weight.device
+        ids = torch.arange(_PROBE_TOKENS, device=device)[None] % adapter.config.vocab_size
+        positions = torch.arange(_PROBE_TOKENS, device=device)[None]
+        whole, parts = RecordingCache(), RecordingCache()
+        arguments: dict[str, Any] = {"position_ids": positions}
+        try:
+            expected = adapter.model(ids, cache=whole, use_cache=True, **arguments).logits
+            hidden = self.run_lower(ids, parts, **arguments)
+            found = self.run_upper(hidden, parts, logits_to_keep=_PROBE_TOKENS, **arguments)
+            same = _equal(found, expected) and all(
+                _equal(a.keys, b.keys) and _equal(a.values, b.values)
+                for a, b in zip(parts.layers, whole.layers, strict=True)
+            )
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
+            same = False
+        if not same:
+            raise UnsupportedFamilyError(
+                f"model family '{adapter.family}' can't be cut in depth: its upper layers alone "
+                "don't give the base's own output; use a pruned or canonical auxiliary"
+            )
+
+
+def _upper_model(adapter: FamilyAdapter, depth: int) -> PreTrainedModel:
+    """A copy of the causal LM that shares all modules but the path to its stack of layers."""
+    config = keep_layers(adapter.model.config, range(depth, adapter.n_layers))
+    upper = _shallow(adapter.model, config)
+    if depth == adapter.n_layers:
+        _copy_path(upper, adapter, adapter.decoder, config, _Passthrough())
+        return upper
+    rest = nn.ModuleList(list(adapter.layers)[depth:])
+    decoder = _copy_path(upper, adapter, adapter.layers, config, rest)
+    for name in _POSITION_TABLES:
+        if name in decoder._modules:
+            decoder._modules[name] = _NoPositions()
+    return upper
+
+
+def _copy_path(
+    copied: Any, adapter: FamilyAdapter, module: nn.Module, config: Any, replacement: nn.Module
+) -> Any:
+    """Put ``replacement`` in the place of ``module`` in a copy; returns the module around it."""
+    path = next(name for name, m in adapter.model.named_modules() if m is module)
+    *parents, last = path.split(".")
+    for name in parents:
+        child = _shallow(copied._modules[name], config)
+        copied._modules[name] = child
+        copied = child
+    copied._modules[last] = replacement
+    return copied
+
+
+def _shallow(module: Any, config: Any) -> Any:
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    if hasattr(copied, "config"):
+        copied.config = config
+    return copied
+
+
+class _NoPositions(nn.Module):
+    """In place of a position table: hidden states carry their positions already."""
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        return torch.zeros(())
+
+
+@dataclass
+class _DecoderOutput(MoeModelOutputWithPast):
+    """With every field that a causal LM may pass on."""
+
+    cross_attentions: None = None
+
+
+class _Passthrough(nn.Module):
+    """In place of a decoder of which nothing is left to run."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _DecoderOutput:
+        return _DecoderOutput(last_hidden_state=inputs_embeds)
+
+
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 5e-2
+    scale = float(expected.float().abs().max()) or 1.0
+    return found.shape == expected.shape and bool(
+        (found.float() - expected.float()).abs().max() <= tolerance * scale
+    )

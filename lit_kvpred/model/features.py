@@ -1,0 +1,112 @@
+"""What the predictor reads: which features feed which predicted key and value (KVP 2.1, 2.2)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.model.family import LayerShape
+from lit_kvpred.model.reading import CacheRows
+
+FeatureKind = Literal["kv", "hidden"]
+
+
+class Features(ABC):
+    """Features by name, and the name that each predicted map reads.
+
+    Attributes:
+        kind: As configured.
+        widths: Width of each feature, by name.
+        key_inputs: For each predicted base layer the feature behind its keys.
+        value_inputs: The same for its values.
+        last_layer: Highest auxiliary layer whose keys and values are needed.
+        reads_hidden: Whether the reader's final hidden states are needed.
+        layer_map: For each predicted base layer the auxiliary layer that feeds it; None where all
+            read the same.
+    """
+
+    kind: FeatureKind
+    widths: Mapping[str, int]
+    key_inputs: Sequence[str]
+    value_inputs: Sequence[str]
+    last_layer: int
+    reads_hidden: bool
+    layer_map: list[int] | None = None
+
+    @abstractmethod
+    def read(self, rows: CacheRows) -> dict[str, Tensor]:
+        """Features of each row, ``(B, T, width)`` by name."""
+
+
+class KeyValueFeatures(Features):
+    """Keys for keys and values for values of one auxiliary layer each, as published.
+
+    Args:
+        auxiliary_shapes: Row widths of the auxiliary's layers.
+        layer_map: For each predicted base layer the auxiliary layer that feeds it.
+
+    Raises:
+        ConfigurationError: If the map names a layer that the auxiliary doesn't have.
+    """
+
+    kind: FeatureKind = "kv"
+    reads_hidden = False
+
+    def __init__(self, auxiliary_shapes: Sequence[LayerShape], layer_map: Sequence[int]) -> None:
+        if not layer_map or not all(0 <= j < len(auxiliary_shapes) for j in layer_map):
+            raise ConfigurationError(
+                f"layer map {list(layer_map)} must name one of {len(auxiliary_shapes)} auxiliary "
+                "layers for each predicted base layer"
+            )
+        self.layer_map = list(layer_map)
+        self.layers = list(dict.fromkeys(layer_map))
+        self.key_inputs = [f"keys.{j}" for j in layer_map]
+        self.value_inputs = [f"values.{j}" for j in layer_map]
+        self.widths = {f"keys.{j}": auxiliary_shapes[j].key_width for j in self.layers} | {
+            f"values.{j}": auxiliary_shapes[j].value_width for j in self.layers
+        }
+        self.last_layer = max(layer_map)
+
+    def read(self, rows: CacheRows) -> dict[str, Tensor]:
+        """Raw keys and values of the layers in the map."""
+        return {f"keys.{j}": rows.raw_keys[j] for j in self.layers} | {
+            f"values.{j}": rows.values[j] for j in self.layers
+        }
+
+
+class HiddenFeatures(Features):
+    """The reader's last hidden state joined with its last layer's raw keys and values.
+
+    One input for all maps. The hidden state is divided by its root mean square: like a norm
+    without weight, which the linear map behind it brings.
+
+    Args:
+        hidden_width: Of the reader's hidden states.
+        shape: Row widths of the reader's last layer.
+        last_layer: Index of that layer.
+        n_predicted: Number of predicted base layers.
+    """
+
+    kind: FeatureKind = "hidden"
+    reads_hidden = True
+
+    def __init__(
+        self, hidden_width: int, shape: LayerShape, last_layer: int, n_predicted: int
+    ) -> None:
+        self.widths = {"hidden": hidden_width + shape.key_width + shape.value_width}
+        self.key_inputs = self.value_inputs = ["hidden"] * n_predicted
+        self.last_layer = last_layer
+
+    def read(self, rows: CacheRows) -> dict[str, Tensor]:
+        """The joined features."""
+        assert rows.hidden is not None
+        hidden = rows.hidden.float()
+        scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+        last = self.last_layer
+        parts = [hidden * scale, rows.raw_keys[last].float(), rows.values[last].float()]
+        return {"hidden": torch.cat(parts, dim=-1)}
