@@ -16,6 +16,7 @@ _COMMANDS = {
     "test": ("lit_kvpred.cli.training", "measure a checkpoint on the test split"),
     "predict": ("lit_kvpred.cli.training", "answer the evaluation prompts and write the answers"),
     "generate": ("lit_kvpred.cli.generate", "answer a prompt with a trained artefact, streaming"),
+    "bench": ("lit_kvpred.cli.bench", "time whole answers, with and without correction"),
     "report": ("lit_kvpred.cli.report", "write the report of one run, or of several side by side"),
 }
 

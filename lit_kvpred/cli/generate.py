@@ -27,6 +27,7 @@ def generate(
     period: int = 16,
     threshold: float = 0.1,
     policy: Literal["hold", "commit", "retract"] = "hold",
+    slice_rows: int | None = None,
     chat: bool = False,
     release_auxiliary: bool = False,
     json_events: bool = False,
@@ -48,6 +49,8 @@ def generate(
         period: Tokens drafted on the predicted prompt.
         threshold: Least probability of an accepted token; above 1 the text is the exact base's.
         policy: What is shown before the draft is judged.
+        slice_rows: Exact prompt rows that ride on each decode step, instead of all at once after
+            `period` tokens.
         chat: Wrap the prompt in the base's chat template.
         release_auxiliary: Put the auxiliary's weights on disk while the base decodes.
         json_events: Print one JSON object per event and the statistics last.
@@ -60,7 +63,9 @@ def generate(
     text = prompt
     if text is None:
         text = Path(prompt_file).read_text() if prompt_file else sys.stdin.read()
-    correction = Correction(period, threshold, policy=policy) if corrected else None
+    correction = None
+    if corrected:
+        correction = Correction(period, threshold, policy=policy, slice_rows=slice_rows)
     sampling = Sampling(temperature, top_k, top_p, seed)
     model = KVPredictionModel.from_pretrained(artefact, load_base(base) if base else None)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)

@@ -99,6 +99,29 @@ def prefix_prediction(
     return reading + predicting + tail(base, n_tokens, exact_tail, depth=depth)
 
 
+def catch_up(base: PreTrainedConfig, rows: int, *, depth: int = 0) -> int:
+    """FLOPs of the exact keys and values of ``rows`` prompt rows from layer ``depth`` on."""
+    last = _n_layers(base) - 1
+    if depth > last:
+        return 0
+    products = _row_flops(_freeze(base), last) - _lower_row_flops(base, depth)
+    return rows * products + _attention_flops(base, last - depth, rows)
+
+
+def riding(base: PreTrainedConfig, rows: int) -> int:
+    """FLOPs of ``rows`` slice rows above `catch_up`: they pass all of the last layer."""
+    key = _freeze(base)
+    rest = _row_flops(key, None) - _row_flops(key, _n_layers(base) - 1)
+    return rows * rest + _attention_flops(base, 1, rows)
+
+
+def verify(base: PreTrainedConfig, n_tokens: int, drafted: int) -> int:
+    """FLOPs of the pass over the last prompt token and ``drafted`` tokens, logits of all."""
+    end = n_tokens + drafted
+    passed = tail(base, end, drafted + 1)
+    return passed + drafted * _head_flops(_freeze(base))
+
+
 # -- published formulas -----------------------------------------------------------------------
 
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 
 from lit_kvpred.errors import ConfigurationError
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -96,17 +99,45 @@ def interleaved_seconds(
         3.0
     """
     _check_rounds(variants, repeats, warmup)
-    names = list(variants)
-    samples: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in variants}
     with _garbage_collection_off():
         for _ in range(warmup):
-            for name in names:
-                _elapsed(variants[name], clock, synchronise)
-        for round_ in range(repeats):
-            first = round_ % len(names)
-            for name in names[first:] + names[:first]:
-                samples[name].append(_elapsed(variants[name], clock, synchronise))
+            for variant in variants.values():
+                _elapsed(variant, clock, synchronise)
+        for _, name in _turns(list(variants), repeats):
+            samples[name].append(_elapsed(variants[name], clock, synchronise))
     return {name: Seconds(tuple(taken)) for name, taken in samples.items()}
+
+
+def interleaved_results(
+    variants: Mapping[str, Callable[[int], Result]], *, rounds: int, warmup: int = 1
+) -> dict[str, list[Result]]:
+    """What callables return that time themselves, taking turns as in `interleaved_seconds`.
+
+    Args:
+        variants: Name and callable of each variant; it gets the number of the round.
+        rounds: Counted rounds, at least 1.
+        warmup: Rounds before that whose results are dropped.
+
+    Raises:
+        ConfigurationError: If there is no variant, no counted round or a negative warm-up.
+    """
+    _check_rounds(variants, rounds, warmup)
+    results: dict[str, list[Result]] = {name: [] for name in variants}
+    with _garbage_collection_off():
+        for round_ in range(warmup):
+            for variant in variants.values():
+                variant(round_)
+        for round_, name in _turns(list(variants), rounds):
+            results[name].append(variants[name](round_))
+    return results
+
+
+def _turns(names: list[str], rounds: int) -> Iterator[tuple[int, str]]:
+    for round_ in range(rounds):
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
+            yield round_, name
 
 
 def speedup(base: Seconds, other: Seconds) -> float:

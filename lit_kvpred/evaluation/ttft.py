@@ -115,7 +115,7 @@ def count_flops(model: KVPredictionModel, n_tokens: int) -> dict[str, float] | N
     base = model.base.config
     try:
         base_flops = flops.prefill(base, n_tokens)
-        predicted = _predicted_flops(model, n_tokens)
+        predicted = to_first_token(model, n_tokens)
     except UnsupportedFamilyError:
         return None
     counted: dict[str, float] = {
@@ -131,7 +131,12 @@ def count_flops(model: KVPredictionModel, n_tokens: int) -> dict[str, float] | N
     return counted
 
 
-def _predicted_flops(model: KVPredictionModel, n_tokens: int) -> int:
+def to_first_token(model: KVPredictionModel, n_tokens: int) -> int:
+    """Honest FLOPs of a predicted prefill.
+
+    Raises:
+        UnsupportedFamilyError: If the family can't be counted without weights.
+    """
     base, auxiliary = model.base.config, model.auxiliary
     parameters = n_parameters(model.predictor)
     if isinstance(auxiliary, PrefixAuxiliary):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -174,8 +176,10 @@ class _Writer:
                 yield ExactEvent()
         is_exact = self.stats.time_to_exact_s is not None
         yield from self._show(answer, exact=is_exact)
+        taken = self.stats.exact_step_s if is_exact else self.stats.draft_step_s
         while not answer.all_done:
-            answer.append(self.choose(answer.step()))
+            with _timed(taken):
+                answer.append(self.choose(answer.step()))
             yield from self._show(answer, exact=is_exact)
         self.stats.total_s = time.perf_counter() - start
         self.stats.new_tokens = sum(map(len, answer.tokens))
@@ -211,16 +215,18 @@ class _Writer:
             if correction.slice_rows is None:
                 if drafted == correction.period:
                     return
-                logits = answer.step()
+                step = answer.step
             else:
                 if not catch_up.remaining:
                     return
-                logits = catch_up.ride(min(correction.slice_rows, catch_up.remaining))
-            answer.append(self.choose(logits))
+                step = partial(catch_up.ride, min(correction.slice_rows, catch_up.remaining))
+            with _timed(self.stats.draft_step_s):
+                answer.append(self.choose(step()))
             drafted += 1
             yield from self._show(answer, limit=limit, exact=False)
 
     def _reconcile(self, answer: AnswerState, catch_up: CatchUp, correction: Correction) -> Verdict:
+        self.stats.riding_rows = catch_up.done
         catch_up.finish()
         return reconcile(answer, self.input_ids[:, -1:], correction, self.choose, self.shown)
 
@@ -247,3 +253,10 @@ class _Writer:
         padded = [tokens + [padding] * (longest - len(tokens)) for tokens in answer.tokens]
         device = self.input_ids.device
         return torch.cat([self.input_ids, torch.tensor(padded, device=device)], dim=1)
+
+
+@contextmanager
+def _timed(seconds: list[float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - start)

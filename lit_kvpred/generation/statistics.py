@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lit_kvpred.generation.reconciliation import Verdict
 from lit_kvpred.sirius.metrics import average_advance_length, effective_density
@@ -21,6 +21,9 @@ class GenerationStats:
         ttft_s: Seconds from the call to the first token id on the host.
         time_to_exact_s: Seconds until cache and text were exact; None if they never were.
         total_s: Seconds until the last token.
+        draft_step_s: Seconds of each decode step on a prompt that was not exact yet.
+        exact_step_s: Seconds of each decode step after that.
+        riding_rows: Exact prompt rows that rode on decode steps.
         drafted: Tokens written on the predicted prompt and judged.
         accepted: Of these, accepted by the exact base.
         retracted: Of these, taken back.
@@ -35,6 +38,9 @@ class GenerationStats:
     ttft_s: float = 0.0
     time_to_exact_s: float | None = None
     total_s: float = 0.0
+    draft_step_s: list[float] = field(default_factory=list)
+    exact_step_s: list[float] = field(default_factory=list)
+    riding_rows: int = 0
     drafted: int = 0
     accepted: int = 0
     retracted: int = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from lit_kvpred.evaluation import flops
+from tests.evaluation.counting import counted_linear_flops
 from tests.tiny_models import tiny_model
 
 P_270M, P_450M, P_1B, P_3B = 271_527_168, 457_179_136, 1_079_891_456, 3_036_647_424
@@ -44,14 +44,6 @@ def test_baseline_formulas_of_the_published_tables():
     assert first == [1.21, 1.38, 1.60, 1.77, 1.83, 1.89]
     second = [round(flops.lazy_llm_ratio(0.5, e), 2) for e in ends[1:]]
     assert second == [1.54, 1.82, 2.04, 2.13, 2.20]
-
-
-def counted_linear_flops(call) -> int:
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        call()
-    counts = counter.get_flop_counts()["Global"]
-    return sum(v for k, v in counts.items() if str(k) in ("aten.mm", "aten.addmm"))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen3", "gpt_neox"])

@@ -125,6 +125,74 @@ def test_generate_streams_events(lit_kvpred_process, lit_kvpred, run):
     assert plain.stdout.strip() or plain.stdout == "\n"
 
 
+def test_bench_times_every_variant(lit_kvpred, run, documents_folder, tmp_path):
+    out = tmp_path / "bench.json"
+    result = lit_kvpred(
+        "bench", str(run / "artefact"), "--prompt_tokens=[20,40]", "--new_tokens=6",
+        "--slice_rows=[8]", "--rounds=2", f"--text={documents_folder}", f"--out={out}",
+        "--threshold=2",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    records = json.loads(out.read_text())
+    assert [r["prompt_tokens"] for r in records] == [20, 40]
+    for record in records:
+        rows = record["variants"]
+        assert list(rows) == ["base", "predicted only", "exact at once", "8 rows a step"]
+        assert rows["exact at once"]["same_text"] == rows["8 rows a step"]["same_text"] == 1
+        assert rows["base"]["ttft_s"]["n"] == 2
+    assert result.stdout.count("8 rows a step") == 2
+    short = lit_kvpred(
+        "bench", str(run / "artefact"), "--prompt_tokens=[9999]", f"--text={documents_folder}"
+    )
+    assert short.returncode == 1
+    assert "holds 0 documents of 9999 tokens, 3 are needed" in short.stderr
+
+
+@pytest.fixture(scope="module")
+def prefix_run(lit_kvpred, fit_words, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("prefix") / "run"
+    result = lit_kvpred(
+        *fit_words(
+            folder,
+            "--model.auxiliary=prefix",
+            "--model.keep=2",
+            "--model.exact_tail=2",
+            "--model.auxiliary_weight=0",
+            "--trainer.max_epochs=1",
+            "--evaluation.timing_prompt_tokens=[16]",
+            "--evaluation.timing_repeats=1",
+            "--trainer.enable_progress_bar=false",
+        )
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_a_prefix_run_trains_and_exports_projections_alone(lit_kvpred, prefix_run):
+    facts = json.loads((prefix_run / "run.json").read_text())
+    assert facts["auxiliary"] == {"kind": "prefix", "depth": 2, "parameters": 0, "layers": 2}
+    assert facts["predictor"]["features"] == "hidden"
+    assert not (prefix_run / "artefact" / "auxiliary").exists()
+    records = [json.loads(line) for line in (prefix_run / "evaluation.jsonl").open()]
+    assert "cross_entropy_auxiliary" not in records[-1]["text"]
+    assert "auxiliary" not in records[-1]["timing"][0]
+    assert records[-1]["text"]["consistency_keys"][:2] == [0.0, 0.0]
+    assert min(records[-1]["text"]["consistency_keys"][2:]) > 0
+    words = ("generate", str(prefix_run / "artefact"), "--prompt", "def f(", "--max_new_tokens=5")
+    for more in ("--threshold=2", "--slice_rows=1"):
+        answer = lit_kvpred(*words, more)
+        assert answer.returncode == 0, answer.stderr
+    resumed = lit_kvpred("validate", f"--run={prefix_run}", "--trainer.enable_progress_bar=false")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_prefix_has_no_loss_of_its_own(lit_kvpred, fit_words, tmp_path):
+    words = fit_words(tmp_path / "run", "--model.auxiliary=prefix", "--model.auxiliary_weight=1")
+    result = lit_kvpred(*words)
+    assert result.returncode == 1
+    assert "set auxiliary_weight to 0" in result.stderr
+
+
 def test_report_again_and_side_by_side(lit_kvpred, run):
     before = (run / "report.html").stat().st_mtime_ns
     assert lit_kvpred("report", str(run)).returncode == 0
@@ -134,7 +202,7 @@ def test_report_again_and_side_by_side(lit_kvpred, run):
 
 
 @pytest.mark.parametrize(
-    "command", ["prepare", "fit", "validate", "test", "predict", "generate", "report"]
+    "command", ["prepare", "fit", "validate", "test", "predict", "generate", "bench", "report"]
 )
 def test_every_command_has_help(lit_kvpred, command):
     result = lit_kvpred(command, "--help")
