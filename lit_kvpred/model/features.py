@@ -80,10 +80,11 @@ class KeyValueFeatures(Features):
 
 
 class HiddenFeatures(Features):
-    """The reader's last hidden state joined with its last layer's raw keys and values.
+    """The reader's last hidden states, of a row and of the row before, with its last layer's rows.
 
-    One input for all maps. The hidden state is divided by its root mean square: like a norm
-    without weight, which the linear map behind it brings.
+    One input for all maps. Base layers above look at the token before (what follows a token seen
+    earlier, for one), which no map of a single row can know. Hidden states are divided by their
+    root mean square: like a norm without weight, which the linear map behind it brings.
 
     Args:
         hidden_width: Of the reader's hidden states.
@@ -98,15 +99,19 @@ class HiddenFeatures(Features):
     def __init__(
         self, hidden_width: int, shape: LayerShape, last_layer: int, n_predicted: int
     ) -> None:
-        self.widths = {"hidden": hidden_width + shape.key_width + shape.value_width}
+        self.widths = {"hidden": 2 * hidden_width + shape.key_width + shape.value_width}
         self.key_inputs = self.value_inputs = ["hidden"] * n_predicted
         self.last_layer = last_layer
 
     def read(self, rows: CacheRows) -> dict[str, Tensor]:
-        """The joined features."""
+        """The joined features; zeros before a document's first row."""
         assert rows.hidden is not None
+        assert rows.position_ids is not None
         hidden = rows.hidden.float()
-        scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+        hidden = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+        before = torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
+        # At left padding hidden states may be anything, NaN included.
+        before = before.masked_fill((rows.position_ids == 0)[..., None], 0.0)
         last = self.last_layer
-        parts = [hidden * scale, rows.raw_keys[last].float(), rows.values[last].float()]
+        parts = [hidden, before, rows.raw_keys[last].float(), rows.values[last].float()]
         return {"hidden": torch.cat(parts, dim=-1)}

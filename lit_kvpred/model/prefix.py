@@ -86,6 +86,7 @@ class PrefixAuxiliary(nn.Module):
             base.values[:depth],
             hidden=base.hidden,
             stored=base.stored[:depth],
+            position_ids=base.position_ids,
         )
 
     def describe(self) -> dict[str, Any]:

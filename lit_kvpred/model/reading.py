@@ -52,6 +52,7 @@ class CacheRows:
         logits: ``(B, rows, V)`` of the rows asked for, or None.
         hidden: ``(B, T, hidden)`` where asked for, or None.
         stored: Keys and values per layer as the cache holds them, split and rotated.
+        position_ids: ``(B, T)`` long, or None.
     """
 
     raw_keys: Sequence[Tensor]
@@ -60,6 +61,7 @@ class CacheRows:
     logits: Tensor | None = None
     hidden: Tensor | None = None
     stored: Sequence[tuple[Tensor, Tensor]] = ()
+    position_ids: Tensor | None = None
 
     def __getitem__(self, rows: slice) -> CacheRows:
         """The same rows restricted to a slice of the token axis (logits are dropped)."""
@@ -69,6 +71,7 @@ class CacheRows:
             PerLayer(len(self.values), lambda i: self.values[i][:, rows]),
             hidden=None if self.hidden is None else self.hidden[:, rows],
             stored=[(k[:, :, rows], v[:, :, rows]) for k, v in self.stored],
+            position_ids=None if self.position_ids is None else self.position_ids[:, rows],
         )
 
 
@@ -171,6 +174,7 @@ def rows_of_cache(
         logits,
         hidden,
         stored,
+        position_ids,
     )
 
 

@@ -115,6 +115,22 @@ def test_left_padded_prompts_are_each_prompt_alone():
         torch.testing.assert_close(logits[row], model.prefill(prompt[None]).logits[0], **_CLOSE)
 
 
+@pytest.mark.parametrize("features", ["hidden", "kv"])
+@torch.no_grad()
+def test_no_row_depends_on_later_tokens(features):
+    model, ids = _model(features=features), random_ids(1, 12)
+    changed = ids.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % 128
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(before.logits[:, :7], after.logits[:, :7], **_CLOSE)
+    for (k, v), (other_k, other_v) in zip(before.predicted, after.predicted, strict=True):
+        torch.testing.assert_close(k[:, :, :7], other_k[:, :, :7], **_CLOSE)
+        torch.testing.assert_close(v[:, :, :7], other_v[:, :, :7], **_CLOSE)
+        # A row knows its own token and, from hidden states, the one before.
+        moved = (k != other_k).any(-1).any(1)[0]
+        assert moved[7]
+
+
 # -- generation -----------------------------------------------------------------------------------
 
 
