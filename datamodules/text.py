@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from lit_kvpred.cache_folder import cache_folder
 from lit_kvpred.data_splits import TEST_SHARE, VALIDATION_SHARE, Split, split_of
 from lit_kvpred.errors import ConfigurationError, DataError
 from lit_kvpred.model.loading import load_tokenizer
@@ -24,7 +25,6 @@ from .sources import concatenated_stream, resolve_source
 from .streaming import StreamedCorpus, StreamedRows, in_step, packed_rows, padded_rows
 from .token_cache import (
     DocumentTokens,
-    default_cache_dir,
     load_document_tokens,
     separator_id,
     tokenizer_fingerprint,
@@ -106,7 +106,7 @@ class TextDataModule(LightningDataModule):
         self.validation_sequences = validation_sequences
         self.seed = seed
         self.num_workers = num_workers
-        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else cache_folder()
         self.streaming = streaming
         self.shuffle_buffer = shuffle_buffer
         self._check_arguments()

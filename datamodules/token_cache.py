@@ -52,11 +52,6 @@ class DocumentTokens:
         return self._values[self._chunk[document]][begin + start : begin + stop]
 
 
-def default_cache_dir() -> Path:
-    """Returns `$LIT_KVPRED_CACHE`, or `~/.cache/lit_kvpred` where it is not set."""
-    return Path(os.environ.get("LIT_KVPRED_CACHE") or "~/.cache/lit_kvpred").expanduser()
-
-
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns a hash of what the tokenizer does to text, wherever it was loaded from."""
     backend = getattr(tokenizer, "backend_tokenizer", None)

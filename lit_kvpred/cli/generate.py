@@ -27,7 +27,8 @@ def generate(
     period: int = 16,
     threshold: float = 0.1,
     policy: Literal["hold", "commit", "retract"] = "hold",
-    slice_rows: int | None = None,
+    slice_rows: int | Literal["auto"] | None = None,
+    tpot_budget: float = 3.0,
     chat: bool = False,
     release_auxiliary: bool = False,
     json_events: bool = False,
@@ -50,7 +51,8 @@ def generate(
         threshold: Least probability of an accepted token; above 1 the text is the exact base's.
         policy: What is shown before the draft is judged.
         slice_rows: Exact prompt rows that ride on each decode step, instead of all at once after
-            `period` tokens.
+            `period` tokens; auto chooses the cheapest number within tpot_budget.
+        tpot_budget: Longest decode step with a slice, relative to one without.
         chat: Wrap the prompt in the base's chat template.
         release_auxiliary: Put the auxiliary's weights on disk while the base decodes.
         json_events: Print one JSON object per event and the statistics last.
@@ -65,7 +67,9 @@ def generate(
         text = Path(prompt_file).read_text() if prompt_file else sys.stdin.read()
     correction = None
     if corrected:
-        correction = Correction(period, threshold, policy=policy, slice_rows=slice_rows)
+        correction = Correction(
+            period, threshold, policy=policy, slice_rows=slice_rows, tpot_budget=tpot_budget
+        )
     sampling = Sampling(temperature, top_k, top_p, seed)
     model = KVPredictionModel.from_pretrained(artefact, load_base(base) if base else None)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from lit_kvpred.generation.reconciliation import Verdict, reconcile
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.sampling import TokenChooser
 from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.generation.slice_budget import slice_rows_within
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
@@ -85,6 +86,9 @@ def stream(
         ConfigurationError: If settings contradict each other.
     """
     settings = settings or GenerationSettings()
+    if correction is not None and correction.slice_rows == "auto":
+        rows = slice_rows_within(model, correction.tpot_budget)
+        correction = replace(correction, slice_rows=rows)
 
     def prefill(static_length: int | None) -> Prefill:
         return predicted_prefill(model, input_ids, attention_mask, static_length=static_length)
@@ -212,7 +216,7 @@ class _Writer:
         limit = 1 if correction.policy == "hold" else None
         drafted = 1
         while not answer.all_done:
-            if correction.slice_rows is None:
+            if not isinstance(correction.slice_rows, int):
                 if drafted == correction.period:
                     return
                 step = answer.step

@@ -18,7 +18,8 @@ class GenerationSettings:
     Attributes:
         max_new_tokens: Longest answer.
         sampling: How tokens are drawn; greedy by default.
-        eos_ids: Tokens that end an answer; None means those of the base's generation settings.
+        eos_ids: Token or tokens that end an answer; None means those of the base's generation
+            settings.
         stop_strings: Texts that end an answer; the token that completes one is kept.
         stop_after_text: Stop strings count only after something visible was written.
         tokenizer: Needed for stop strings.
@@ -29,7 +30,7 @@ class GenerationSettings:
 
     max_new_tokens: int = 128
     sampling: Sampling = GREEDY
-    eos_ids: Sequence[int] | None = None
+    eos_ids: Sequence[int] | int | None = None
     stop_strings: Sequence[str] = ()
     stop_after_text: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -43,6 +44,7 @@ class GenerationSettings:
             ConfigurationError: If a limit is not positive or the tokenizer is missing.
         """
         ids = eos_token_ids(base) if self.eos_ids is None else self.eos_ids
+        ids = [ids] if isinstance(ids, int) else ids
         return StopRule(
             ids,
             self.max_new_tokens,

@@ -39,6 +39,8 @@ class AuxiliaryStore:
         if self._released is not None:
             return
         parameters = dict(module.named_parameters())
+        if not parameters:
+            return
         identities, checksums = _identities(parameters), _checksums(parameters)
         if (identities, checksums) != (self._identities, self._checksums):
             try:

@@ -25,7 +25,10 @@ class Correction:
             and what was shown stays even if rejected (its cache rows are rewritten); an answer that
             ends before the prompt is exact is left as it is.
         slice_rows: Exact prompt rows that ride on each decode step; the draft is then judged as
-            soon as the prompt is exact. None: all rows at once, after ``period`` tokens.
+            soon as the prompt is exact. ``auto``: the cheapest number within ``tpot_budget``, from
+            step times measured once on this machine. None: all rows at once, after ``period``
+            tokens.
+        tpot_budget: For ``auto``: longest step with a slice, relative to one without.
 
     Raises:
         ConfigurationError: If a value is out of range.
@@ -35,14 +38,16 @@ class Correction:
     threshold: float = 0.1
     temperature: float = 0.6
     policy: StreamingPolicy = "hold"
-    slice_rows: int | None = None
+    slice_rows: int | Literal["auto"] | None = None
+    tpot_budget: float = 3.0
 
     def __post_init__(self) -> None:
-        if self.period < 1:
-            raise ConfigurationError(f"correction period must be at least 1, got {self.period}")
-        if self.slice_rows is not None and self.slice_rows < 1:
+        _check_count("period", self.period)
+        if self.slice_rows not in (None, "auto"):
+            _check_count("slice_rows", self.slice_rows)
+        if not self.tpot_budget > 1:
             raise ConfigurationError(
-                f"correction slice_rows must be at least 1, got {self.slice_rows}"
+                f"correction tpot_budget must be above 1, got {self.tpot_budget}"
             )
         if not self.threshold >= 0:
             raise ConfigurationError(f"correction threshold must be >= 0, got {self.threshold}")
@@ -54,3 +59,10 @@ class Correction:
             raise ConfigurationError(
                 f"correction policy '{self.policy}' is not one of hold, commit, retract"
             )
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigurationError(
+            f"correction {name} must be a whole number of at least 1, got {value}"
+        )

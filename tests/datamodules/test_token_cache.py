@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerFast
 from lit_kvpred.datamodules import token_cache
 from lit_kvpred.datamodules.sources import resolve_source
 from lit_kvpred.datamodules.token_cache import (
-    default_cache_dir,
     load_document_tokens,
     separator_id,
     tokenizer_fingerprint,
@@ -140,11 +139,3 @@ def test_separator_falls_back_to_bos(byte_tokenizer):
     assert separator_id(with_bos) == with_bos.convert_tokens_to_ids("a")
     with pytest.raises(ConfigurationError, match="no EOS or BOS"):
         separator_id(PreTrainedTokenizerFast(tokenizer_object=backend))
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("LIT_KVPRED_CACHE", str(tmp_path))
-    assert default_cache_dir() == tmp_path
-    monkeypatch.delenv("LIT_KVPRED_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / ".cache" / "lit_kvpred"

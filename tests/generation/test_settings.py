@@ -23,7 +23,9 @@ def test_settings_do_not_change():
         GenerationSettings().max_new_tokens = 3
 
 
-@pytest.mark.parametrize(("eos_ids", "expected"), [(None, {2}), ((), set()), ([5, 6], {5, 6})])
+@pytest.mark.parametrize(
+    ("eos_ids", "expected"), [(None, {2}), ((), set()), ([5, 6], {5, 6}), (5, {5})]
+)
 def test_end_tokens_are_the_bases_unless_given(eos_ids, expected):
     rule = GenerationSettings(eos_ids=eos_ids).stop_rule(tiny_model("llama"))
     assert rule.eos_token_ids == expected

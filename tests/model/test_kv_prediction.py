@@ -532,3 +532,12 @@ def test_auxiliary_reads_only_as_deep_as_the_map_needs():
         layer.register_forward_pre_hook(lambda *_: calls.append(1))
     model.prefill(random_ids(1, 6))
     assert len(calls) == 2
+
+
+def test_a_mask_next_to_document_ids_counts_as_well():
+    ids = random_ids(1, 8)
+    documents, mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]]), torch.ones(1, 8)
+    mask[:, 6:] = 0
+    sequences = describe_batch(ids, mask, documents)
+    assert sequences.real.tolist() == [[True] * 6 + [False] * 2]
+    assert sequences.position_ids[0, :6].tolist() == [0, 1, 2, 0, 1, 2]

@@ -163,6 +163,15 @@ def test_catching_up_runs_the_shared_layers_once():
     assert seen[3] == 1 + 2 + 4
 
 
+@pytest.mark.parametrize("keep", [2, 4])
+def test_projections_wait_on_disk_and_nothing_where_there_are_none(keep):
+    model, ids = _model(keep=keep), random_ids(1, 12)
+    chosen = {"max_new_tokens": 4, "eos_ids": ()}
+    expected = model.generate(ids, **chosen).answers
+    for _ in range(2):
+        assert model.generate(ids, release_auxiliary=True, **chosen).answers == expected
+
+
 def test_an_exact_prompt_has_nothing_to_correct():
     model = _model(exact_tail=20)
     output = model.generate(

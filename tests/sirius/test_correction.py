@@ -35,8 +35,10 @@ def test_extremes_are_allowed(extreme):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"period": 0}, "period must be at least 1, got 0"),
-        ({"period": -4}, "period must be at least 1, got -4"),
+        ({"period": 0}, "period must be a whole number of at least 1, got 0"),
+        ({"period": -4}, "period must be a whole number of at least 1, got -4"),
+        ({"period": 2.0}, "period must be a whole number of at least 1, got 2.0"),
+        ({"slice_rows": 0}, "slice_rows must be a whole number of at least 1, got 0"),
         ({"threshold": -0.1}, "threshold must be >= 0, got -0.1"),
         ({"threshold": math.nan}, "threshold must be >= 0, got nan"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
