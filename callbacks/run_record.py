@@ -64,6 +64,11 @@ class RunRecord(Callback):
             self._report(run)
 
     @override
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "fit":
+            rank_zero_info("Interrupted; the same command with --ckpt_path last goes on from here.")
+
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self._report(Path(trainer.default_root_dir))

@@ -113,6 +113,10 @@ class KVPredictionModule(LightningModule):
             z_loss_weight=z_loss_weight,
             split=split,
         )
+        if not learning_rate >= 0:
+            raise ConfigurationError(
+                f"model.learning_rate must not be negative, got {learning_rate}"
+            )
         if init == "least_squares" and calibration_batches < 1:
             raise ConfigurationError("init least_squares needs calibration_batches of at least 1")
         self.model: KVPredictionModel | None = None
@@ -146,6 +150,11 @@ class KVPredictionModule(LightningModule):
             layer_map=h.layer_map,
             exact_tail=h.exact_tail,
         )
+        if not any(p.requires_grad for p in self.model.parameters()):
+            raise ConfigurationError(
+                f"model.keep {h.keep} shares all layers of the base, which leaves nothing to "
+                "train; keep fewer"
+            )
         freeze_unreached(self.model, self.objective)
         self.quality = TextQuality(self.model.adapter.n_layers)
 
@@ -236,6 +245,7 @@ class KVPredictionModule(LightningModule):
             NonFiniteLossError: If the loss is NaN or infinite.
         """
         input_ids, sequences = _describe(batch)
+        self.kv_model.adapter.require_positions(sequences.position_ids)
         cut = self._random_cut(input_ids.shape[1])
         losses = training_losses(self.kv_model, self.objective, input_ids, sequences, cut)
         if not bool(torch.isfinite(losses["loss"])):

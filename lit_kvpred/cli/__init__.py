@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[list[str]], None] = import_module(_COMMANDS[words[0]][0]).run
     try:
         run(words)
+    except KeyboardInterrupt:
+        return _fail("interrupted", status=130)
     except Exception as error:
         if debug:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 def bench(
     artefact: str,
     base: str | None = None,
-    prompt_tokens: list[int] | None = None,
+    prompt_tokens: list[int] | int | None = None,
     new_tokens: int = 64,
-    slice_rows: list[int] | None = None,
+    slice_rows: list[int] | int | None = None,
     threshold: float = 0.1,
     rounds: int = 3,
-    threads: list[int] | None = None,
+    threads: list[int] | int | None = None,
     text: str = "stdlib",
     out: str | None = None,
 ) -> None:
@@ -32,7 +33,7 @@ def bench(
     Args:
         artefact: Folder that a run exported (RUN/artefact) or save_pretrained wrote.
         base: Folder or hub id of the base, where it is not at the place the artefact names.
-        prompt_tokens: Prompt lengths; by default 256, 512 and 1024.
+        prompt_tokens: Prompt lengths; by default those of 256, 512 and 1024 that the base can take.
         new_tokens: Tokens of each answer.
         slice_rows: Exact prompt rows that ride on each decode step, one variant each; by default
             64 and 256. All at once after the first token is always measured.
@@ -46,22 +47,24 @@ def bench(
 
     from lit_kvpred.evaluation.end_to_end import Variant, measure_answers
     from lit_kvpred.model.kv_prediction import KVPredictionModel
-    from lit_kvpred.model.loading import load_base, load_tokenizer
+    from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
 
-    lengths = prompt_tokens or [256, 512, 1024]
+    if rounds < 1 or new_tokens < 1:
+        raise ConfigurationError("--rounds and --new_tokens must be at least 1")
     variants = [
-        Variant("predicted only", None),
-        Variant("exact at once", Correction(1, threshold, policy="retract")),
+        Variant("predicted", None),
+        Variant("at once", Correction(1, threshold, policy="retract")),
         *(
-            Variant(f"{m} rows a step", Correction(1, threshold, policy="retract", slice_rows=m))
-            for m in slice_rows or [64, 256]
+            Variant(f"{m} rows", Correction(1, threshold, policy="retract", slice_rows=m))
+            for m in _listed(slice_rows, [64, 256])
         ),
     ]
-    model = KVPredictionModel.from_pretrained(artefact, load_base(base) if base else None)
+    model = KVPredictionModel.from_pretrained(artefact, base)
+    lengths = _lengths(prompt_tokens, new_tokens, model.adapter.max_positions)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
     records: list[dict[str, Any]] = []
-    for count in threads or [torch.get_num_threads()]:
+    for count in _listed(threads, [torch.get_num_threads()]):
         torch.set_num_threads(count)
         for length in lengths:
             prompts = list(_prompts(text, tokenizer, length, rounds))
@@ -69,6 +72,36 @@ def bench(
             _print_table(records[-1])
             if out is not None:
                 Path(out).write_text(json.dumps(records, indent=2) + "\n")
+    sys.stdout.write(_LEGEND)
+
+
+_LEGEND = """\
+predicted: the prompt stays predicted. at once: the exact prompt is computed right after the first
+token. N rows: N exact prompt rows ride on each decode step. Times are medians; "of base" relates
+them to the base's. "step meanwhile" is a decode step before the prompt is exact. "same text": share
+of answers that are the base's own. "taken back": drafted tokens rejected, of those judged.
+"""
+
+
+def _listed(values: list[int] | int | None, default: list[int]) -> list[int]:
+    if values is None:
+        return default
+    return [values] if isinstance(values, int) else values
+
+
+def _lengths(
+    wanted: list[int] | int | None, new_tokens: int, max_positions: int | None
+) -> list[int]:
+    """The prompt lengths to time: wanted ones must fit, default ones are left out if they don't."""
+    most = math.inf if max_positions is None else max_positions - new_tokens
+    lengths = _listed(wanted, [256, 512, 1024])
+    fitting = [length for length in lengths if 1 < length <= most]
+    if not fitting or (wanted is not None and len(fitting) < len(lengths)):
+        raise ConfigurationError(
+            f"with {new_tokens} new tokens the base takes prompts of 2 to {most} tokens, got "
+            f"{lengths}; change --prompt_tokens or --new_tokens"
+        )
+    return fitting
 
 
 def _prompts(source: str, tokenizer: Any, length: int, number: int) -> Iterator[Tensor]:
@@ -104,12 +137,16 @@ def _print_table(record: dict[str, Any]) -> None:
     variants = record["variants"]
     base = variants["base"]
     table = Table("", *variants, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
     for label, name, relative in _ROWS:
-        reference = base[name] if relative else None
-        cells = [_milliseconds(row[name], reference) for row in variants.values()]
-        table.add_row(label, *cells)
-    table.add_row("peak memory", *(_mebibytes(row["peak_bytes"]) for row in variants.values()))
-    ratios = [f"{row['flops'] / base['flops']:.3f}" for row in variants.values()]
+        cells = [row[name] for row in variants.values()]
+        table.add_row(label, *("-" if c is None else _duration(c["median"]) for c in cells))
+        if relative:
+            reference = base[name]["median"]
+            table.add_row("  of base", *(f"{c['median'] / reference:.2f}" for c in cells))
+    table.add_row("peak memory", *(_megabytes(row["peak_bytes"]) for row in variants.values()))
+    ratios = [f"{row['flops'] / base['flops']:.2f}" for row in variants.values()]
     table.add_row("FLOPs of base", *ratios)
     table.add_row("same text", *(f"{row['same_text']:.0%}" for row in variants.values()))
     taken = [f"{row['retracted']:.1f}/{row['drafted']:.1f}" for row in variants.values()]
@@ -126,19 +163,12 @@ _ROWS = (
 )
 
 
-def _mebibytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 2**20:.0f} MiB"
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:.0f} MB"
 
 
-def _milliseconds(
-    seconds: dict[str, float] | None, reference: dict[str, float] | None = None
-) -> str:
-    if seconds is None:
-        return "-"
-    text = f"{1000 * seconds['median']:.0f} ms"
-    if reference is not None:
-        text += f" {seconds['median'] / reference['median']:.2f}"
-    return text
+def _duration(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
 
 
 def run(words: Sequence[str]) -> None:

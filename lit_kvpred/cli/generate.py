@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import call_with_arguments
+from lit_kvpred.errors import ConfigurationError
 
 
 def generate(
@@ -22,7 +23,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int | None = None,
-    stop: list[str] | None = None,
+    stop: list[str] | str | None = None,
     corrected: bool = True,
     period: int = 16,
     threshold: float = 0.1,
@@ -45,10 +46,11 @@ def generate(
         top_k: Draw among the k likeliest tokens; 0 means all.
         top_p: Draw among the likeliest tokens of this total probability.
         seed: Of the drawing.
-        stop: Texts that end the answer.
-        corrected: Make prompt and text exact after `period` tokens.
+        stop: Text, or list of texts, that end the answer.
+        corrected: Compute the exact prompt and judge the draft on it.
         period: Tokens drafted on the predicted prompt.
-        threshold: Least probability of an accepted token; above 1 the text is the exact base's.
+        threshold: Least probability of an accepted draft token; above 1 every draft is rejected
+            and the text is the base's own greedy text.
         policy: What is shown before the draft is judged.
         slice_rows: Exact prompt rows that ride on each decode step, instead of all at once after
             `period` tokens; auto chooses the cheapest number within tpot_budget.
@@ -59,9 +61,11 @@ def generate(
     """
     from lit_kvpred.generation.sampling import Sampling
     from lit_kvpred.model.kv_prediction import KVPredictionModel
-    from lit_kvpred.model.loading import load_base, load_tokenizer
+    from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
 
+    if prompt is not None and prompt_file is not None:
+        raise ConfigurationError("give either --prompt or --prompt_file")
     text = prompt
     if text is None:
         text = Path(prompt_file).read_text() if prompt_file else sys.stdin.read()
@@ -71,9 +75,11 @@ def generate(
             period, threshold, policy=policy, slice_rows=slice_rows, tpot_budget=tpot_budget
         )
     sampling = Sampling(temperature, top_k, top_p, seed)
-    model = KVPredictionModel.from_pretrained(artefact, load_base(base) if base else None)
+    model = KVPredictionModel.from_pretrained(artefact, base)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
     if chat:
+        if tokenizer.chat_template is None:
+            raise ConfigurationError("this base has no chat template; leave out --chat")
         messages = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -82,7 +88,7 @@ def generate(
         correction=correction,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        stop_strings=stop or (),
+        stop_strings=[stop] if isinstance(stop, str) else stop or (),
         tokenizer=tokenizer,
         release_auxiliary=release_auxiliary,
     )

@@ -22,16 +22,29 @@ from lit_kvpred.run_folder import RunCSVLogger, RunFolder, read_checkpoint
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` of a fit into the run folder; an earlier one is kept beside it."""
+    """Writes ``config.yaml`` of a fit into the run folder; an earlier one is kept beside it.
+
+    Only once training begins: a fit that is refused, for instance because the checkpoint was
+    trained with other settings, leaves the run as it was.
+    """
 
     already_saved: bool
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.is_global_zero and not self.already_saved:
+        """Nothing has been checked yet."""
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not self.already_saved:
             folder = RunFolder(trainer.default_root_dir)
+            if trainer.ckpt_path is not None:
+                folder.forget_metrics_from(trainer.global_step)
             folder.keep_earlier_config()
-            self.parser.save(self.config, folder.config, skip_unset=False)
+            settings = self.config.clone()
+            # Where this fit started is no setting of the run.
+            settings["ckpt_path"] = settings["weights_only"] = None
+            self.parser.save(settings, folder.config, skip_unset=False)
         self.already_saved = True
 
 
@@ -89,11 +102,9 @@ class KVPredictionCLI(LightningCLI):
             self.folder.refuse_overwriting()
             return
         file = self.folder.find_checkpoint(name or "best")
-        checkpoint = read_checkpoint(file)
+        read_checkpoint(file)
         self.config[self.subcommand]["ckpt_path"] = str(file)
         self.config[self.subcommand]["weights_only"] = True
-        if self.subcommand == "fit":
-            self.folder.forget_metrics_from(int(checkpoint["global_step"]))
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -167,10 +178,18 @@ def _with_run_config(words: list[str]) -> list[str]:
     """Without ``--config`` an existing run folder brings its own configuration."""
     folder = option_value(words, "--run")
     given = any(word in ("-c", "--config") or word.startswith("--config=") for word in words)
-    if folder is None or given:
+    if given or any(word in ("-h", "--help") for word in words):
         return words
-    config = RunFolder(folder).config
-    return [words[0], "--config", str(config), *words[1:]] if config.is_file() else words
+    config = None if folder is None else RunFolder(folder).config
+    if config is not None and config.is_file():
+        return [words[0], "--config", str(config), *words[1:]]
+    if option_value(words, "--model.base") is not None:
+        return words
+    if config is None:
+        raise ConfigurationError(
+            "give --config with a file or a packaged name, or --run with the folder of a run"
+        )
+    raise ConfigurationError(f"{folder} holds no run (no config.yaml); give --config or another")
 
 
 def _quieten() -> None:

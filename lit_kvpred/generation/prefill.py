@@ -52,7 +52,12 @@ def describe_prompt(
         PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
             the model's positions together with ``new_tokens``.
     """
-    if input_ids.ndim != 2 or input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
+    if input_ids.ndim != 2:
+        raise PromptError(
+            f"input_ids must be (prompts, tokens), got shape {tuple(input_ids.shape)}; "
+            "add a batch dimension"
+        )
+    if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
         raise PromptError(
             f"the prompt is empty (input_ids of shape {tuple(input_ids.shape)}); "
             "give at least one token"

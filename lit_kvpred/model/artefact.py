@@ -32,9 +32,10 @@ _FORMAT = 2
 
 
 def base_reference(base: PreTrainedModel) -> dict[str, Any]:
-    """Name, revision and fingerprint of a base."""
+    """Name, revision, dtype and fingerprint of a base."""
     return {
         "source": base.config.name_or_path or None,
+        "dtype": str(base.dtype).removeprefix("torch."),
         "revision": getattr(base.config, "_commit_hash", None),
         "fingerprint": fingerprint(base),
     }
@@ -46,8 +47,9 @@ def check_base(base: PreTrainedModel, reference: dict[str, Any], where: str | Pa
     if found != reference["fingerprint"]:
         raise CheckpointError(
             f"{where} was trained for base {reference['source']!r} (fingerprint "
-            f"{reference['fingerprint'][:12]}), but {base.config.name_or_path!r} has fingerprint "
-            f"{found[:12]}; load it with the base it was trained for"
+            f"{reference['fingerprint'][:12]}, {reference.get('dtype', 'dtype unknown')}), but "
+            f"{base.config.name_or_path!r} has fingerprint {found[:12]} in "
+            f"{str(base.dtype).removeprefix('torch.')}; load it with the base it was trained for"
         )
 
 
@@ -94,8 +96,8 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
         ) from error
 
 
-def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredictionModel:
-    """Load an artefact, with its own base or the given one.
+def load_artefact(folder: Path, base: PreTrainedModel | str | None = None) -> KVPredictionModel:
+    """Load an artefact, with its own base, a given one, or that of a folder or hub id.
 
     Raises:
         CheckpointError: If the artefact is missing, damaged, or belongs to another base.
@@ -104,10 +106,13 @@ def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredic
 
     description = _read_description(folder)
     reference = description["base"]
+    dtype = reference.get("dtype", "auto")
     if base is None:
         if reference["source"] is None:
             raise CheckpointError(f"{folder} does not name its base; pass `base` yourself")
-        base = load_base(reference["source"], revision=reference.get("revision"))
+        base = load_base(reference["source"], revision=reference.get("revision"), dtype=dtype)
+    elif isinstance(base, str):
+        base = load_base(base, dtype=dtype)
     check_base(base, reference, folder)
     facts = description["auxiliary"]
     try:
@@ -127,8 +132,9 @@ def load_artefact(folder: Path, base: PreTrainedModel | None = None) -> KVPredic
         )
         model.predictor.load_state_dict(weights, strict=True)
     except (ConfigurationError, KeyError, TypeError, RuntimeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"artefact {folder} does not fit its own description; export it again"
+            f"artefact {folder} does not fit its own description ({first}); export it again"
         ) from error
     return model.eval()
 
@@ -171,6 +177,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if not complete or description["format"] != _FORMAT:
         raise CheckpointError(f"{file} is not an artefact of this version; export it again")
     reference = description["base"]
-    if not isinstance(reference, dict) or not {"source", "fingerprint"} <= reference.keys():
+    named = isinstance(reference, dict) and "source" in reference
+    if not named or not isinstance(reference.get("fingerprint"), str):
         raise CheckpointError(f"{file} does not name its base; export it again")
     return description

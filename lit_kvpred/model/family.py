@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_kvpred.errors import UnsupportedFamilyError
+from lit_kvpred.errors import ConfigurationError, UnsupportedFamilyError
 from lit_kvpred.model.caches import RecordingCache
 from lit_kvpred.model.rotary import RotaryTables, Rotation, candidate_rotations, rotary_tables
 
@@ -101,6 +101,16 @@ class FamilyAdapter:
     def max_positions(self) -> int | None:
         """Longest sequence that the position scheme allows, if the configuration names one."""
         return getattr(self.config, "max_position_embeddings", None)
+
+    def require_positions(self, position_ids: Tensor) -> None:
+        """Raise `ConfigurationError` if a position of a training batch is beyond the model's."""
+        limit = self.max_positions
+        longest = int(position_ids.max()) + 1 if position_ids.numel() else 0
+        if limit is not None and longest > limit:
+            raise ConfigurationError(
+                f"a sequence has {longest} tokens but the base has {limit} positions; "
+                "use shorter sequences (data.sequence_length)"
+            )
 
     def require_explicit_masks(self) -> None:
         """Raise `UnsupportedFamilyError` if attention can't be limited by a 4-D mask."""

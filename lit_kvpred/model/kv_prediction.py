@@ -113,8 +113,14 @@ class KVPredictionModel(nn.Module):
         super().__init__()
         if features not in (None, "kv", "hidden"):
             raise ConfigurationError(f"features '{features}' are unknown; use 'kv' or 'hidden'")
-        if exact_tail < 1:
-            raise ConfigurationError(f"exact_tail must be at least 1, got {exact_tail}")
+        if not isinstance(exact_tail, int) or exact_tail < 1:
+            raise ConfigurationError(
+                f"exact_tail must be a whole number of at least 1, got {exact_tail}"
+            )
+        if isinstance(auxiliary, PrefixAuxiliary) and auxiliary.adapter.model is not base:
+            raise ConfigurationError(
+                "the prefix auxiliary was built from another model; pass the same base to both"
+            )
         if init not in ("default", "least_squares"):
             raise ConfigurationError(f"init '{init}' is unknown; use 'default' or 'least_squares'")
         self.base = base
@@ -300,6 +306,7 @@ class KVPredictionModel(nn.Module):
             sequences = describe_batch(
                 fields["input_ids"], fields.get("attention_mask"), fields.get("document_ids")
             )
+            self.adapter.require_positions(sequences.position_ids)
             auxiliary, base = self.read_both(fields["input_ids"], sequences)
             equations.add(auxiliary, base, sequences.real)
         return equations.solve_(ridge)
@@ -443,9 +450,14 @@ class KVPredictionModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, base: PreTrainedModel | None = None
+        cls, folder: str | Path, base: PreTrainedModel | str | None = None
     ) -> KVPredictionModel:
-        """Load an artefact; ``base`` None loads the base that the artefact names.
+        """Load an artefact.
+
+        Args:
+            folder: What `save_pretrained` wrote.
+            base: The base, or a folder or hub id to load it from in the dtype it had; None loads
+                the one that the artefact names.
 
         Raises:
             CheckpointError: If the artefact is damaged or was made for another base.

@@ -6,6 +6,7 @@ that leave the prefix are kept: the exact rows of the upper layers can be comput
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -100,10 +101,13 @@ def prefix_depth(keep: float | int, n_layers: int) -> int:
     Raises:
         ConfigurationError: If ``keep`` is out of range.
     """
-    depth = keep if isinstance(keep, int) else round(keep * n_layers)
+    usable = not isinstance(keep, bool) and math.isfinite(keep)
+    depth = 0
+    if usable:
+        depth = keep if isinstance(keep, int) else round(keep * n_layers)
     if not 1 <= depth <= n_layers:
         raise ConfigurationError(
-            f"keep {keep} leaves a prefix of {depth} of {n_layers} layers; give a fraction up to "
-            f"1.0 or a count between 1 and {n_layers}"
+            f"keep {keep} is no prefix of {n_layers} layers; give a fraction up to 1.0 or a count "
+            f"between 1 and {n_layers}"
         )
     return depth

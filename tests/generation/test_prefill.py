@@ -157,9 +157,17 @@ def _adapter() -> FamilyAdapter:
     return FamilyAdapter(tiny_model("gpt2"))
 
 
-@pytest.mark.parametrize("shape", [(1, 0), (0, 4), (3,), (1, 2, 3)])
-def test_an_empty_prompt_is_refused(shape):
-    with pytest.raises(PromptError, match="the prompt is empty"):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 0), "the prompt is empty"),
+        ((0, 4), "the prompt is empty"),
+        ((3,), "add a batch dimension"),
+        ((1, 2, 3), "add a batch dimension"),
+    ],
+)
+def test_an_empty_prompt_is_refused(shape, message):
+    with pytest.raises(PromptError, match=message):
         describe_prompt(_adapter(), torch.ones(shape, dtype=torch.long), None)
 
 

@@ -133,6 +133,59 @@ def test_empty_prompt(lit_kvpred, trained):
     assert "the prompt is empty" in error_line(result)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["validate", "--run=nowhere"], "nowhere holds no run (no config.yaml)"),
+        (["validate"], "give --config with a file or a packaged name, or --run"),
+        (["fit"], "give --config with a file or a packaged name, or --run"),
+    ],
+)
+def test_no_configuration(lit_kvpred, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = lit_kvpred(*words)
+    assert result.returncode == 1
+    assert message in error_line(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.learning_rate=-1"], "learning_rate must not be negative"),
+        (["--model.auxiliary=prefix", "--model.keep=4"], "nothing to train; keep fewer"),
+        (["--model.auxiliary=prefix", "--model.keep=9"], "keep 9 is no prefix of 4 layers"),
+        (["--model.auxiliary=pruned", "--model.keep=2"], "which only a prefix takes"),
+        (["--model.exact_tail=0"], "exact_tail must be a whole number of at least 1"),
+    ],
+)
+def test_settings_without_sense(lit_kvpred, fit_words, tmp_path, words, message):
+    result = lit_kvpred(*fit_words(tmp_path / "run", *words))
+    assert result.returncode == 1
+    assert message in error_line(result)
+
+
+def test_two_prompts_or_no_chat_template(lit_kvpred, trained):
+    artefact = str(trained / "artefact")
+    result = lit_kvpred("generate", artefact, "--prompt=x", "--prompt_file=nofile")
+    assert result.returncode == 1
+    assert "either --prompt or --prompt_file" in error_line(result)
+    result = lit_kvpred("generate", artefact, "--prompt=x", "--chat=true")
+    assert result.returncode == 1
+    assert "no chat template" in error_line(result)
+
+
+def test_an_interrupt_is_no_traceback(lit_kvpred, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_kvpred.cli.report.report", interrupted)
+    monkeypatch.setattr("lit_kvpred.cli.report.call_with_arguments", interrupted)
+    result = lit_kvpred("report", "somewhere")
+    assert result.returncode == 130
+    assert "interrupted" in error_line(result)
+
+
 def test_missing_artefact(lit_kvpred, tmp_path):
     result = lit_kvpred("generate", str(tmp_path), "--prompt", "x")
     assert result.returncode == 1

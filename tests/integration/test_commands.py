@@ -137,15 +137,26 @@ def test_bench_times_every_variant(lit_kvpred, run, documents_folder, tmp_path):
     assert [r["prompt_tokens"] for r in records] == [20, 40]
     for record in records:
         rows = record["variants"]
-        assert list(rows) == ["base", "predicted only", "exact at once", "8 rows a step"]
-        assert rows["exact at once"]["same_text"] == rows["8 rows a step"]["same_text"] == 1
+        assert list(rows) == ["base", "predicted", "at once", "8 rows"]
+        assert rows["at once"]["same_text"] == rows["8 rows"]["same_text"] == 1
         assert rows["base"]["ttft_s"]["n"] == 2
-    assert result.stdout.count("8 rows a step") == 2
-    short = lit_kvpred(
-        "bench", str(run / "artefact"), "--prompt_tokens=[9999]", f"--text={documents_folder}"
-    )
-    assert short.returncode == 1
-    assert "holds 0 documents of 9999 tokens, 3 are needed" in short.stderr
+    assert result.stdout.count("8 rows") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt_tokens=500"], "takes prompts of 2 to 448 tokens, got [500]; change --prompt"),
+        (["--new_tokens=600"], "change --prompt_tokens or --new_tokens"),
+        (["--rounds=0"], "--rounds and --new_tokens must be at least 1"),
+        (["--prompt_tokens=40", "--rounds=5000"], "5000 are needed; give more text, fewer rounds"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_time(lit_kvpred, run, documents_folder, words, message):
+    result = lit_kvpred("bench", str(run / "artefact"), f"--text={documents_folder}", *words)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stdout == ""
 
 
 @pytest.fixture(scope="module")

@@ -96,12 +96,24 @@ def test_resume_after_the_end_extends_the_run(lit_kvpred, fit_words, uninterrupt
     assert [group["initial_lr"] for group in groups] == [0.5, 0.5]
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["learning_rate"] == 0.5
     assert yaml.safe_load((run / "config.1.yaml").read_text())["model"]["learning_rate"] == 1e-3
+    # Where a fit went on is no setting: measuring again takes the best checkpoint.
+    assert yaml.safe_load((run / "config.yaml").read_text())["ckpt_path"] is None
 
 
 def test_last_without_a_checkpoint_is_an_error(lit_kvpred, fit_words, tmp_path):
     result = lit_kvpred(*fit_words(tmp_path / "run", "--ckpt_path=last"))
     assert result.returncode == 1
     assert "there is no checkpoint 'last'" in error_line(result)
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(lit_kvpred, fit_words, uninterrupted):
+    before = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
+    result = lit_kvpred(*fit_words(uninterrupted, "--ckpt_path=last", "--model.keep=0.75"))
+    assert result.returncode == 1
+    after = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
+    changed = {p.name for p in after if after[p] != before.get(p)}
+    assert not {n for n in changed if not n.startswith("events.out.tfevents")}
+    assert set(before) <= set(after)
 
 
 def test_structure_that_the_checkpoint_contradicts_is_refused(lit_kvpred, fit_words, uninterrupted):

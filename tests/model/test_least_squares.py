@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import LayerShape
 from lit_kvpred.model.features import KeyValueFeatures
 from lit_kvpred.model.kv_prediction import describe_batch
@@ -254,6 +255,15 @@ def test_calibration_batches_may_be_padded_or_packed():
     ):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
         torch.testing.assert_close(a, c, atol=2e-3, rtol=2e-3)
+
+
+def test_sequences_beyond_the_positions_are_refused():
+    model = predicting_model(tiny_model("llama", max_position_embeddings=32))
+    with pytest.raises(ConfigurationError, match="33 tokens but the base has 32 positions"):
+        model.fit_least_squares([random_ids(1, 33)])
+    # Packed documents count by themselves.
+    documents = torch.tensor([[0] * 20 + [1] * 20])
+    assert model.fit_least_squares([{"input_ids": random_ids(1, 40), "document_ids": documents}])
 
 
 def test_fitting_asks_no_gradient():

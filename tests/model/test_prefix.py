@@ -278,9 +278,9 @@ def test_a_count_is_not_a_pruning_rule():
         build_auxiliary(tiny_model("llama"), "pruned", keep=2)
 
 
-@pytest.mark.parametrize("tail", [0, -1])
+@pytest.mark.parametrize("tail", [0, -1, 1.5])
 def test_a_tail_without_rows_is_refused(tail):
-    with pytest.raises(ConfigurationError, match="exact_tail must be at least 1"):
+    with pytest.raises(ConfigurationError, match="exact_tail must be a whole number of at least 1"):
         _model(exact_tail=tail)
 
 
