@@ -207,7 +207,7 @@ def _final_tables(runs: Sequence[Run]) -> list[Table]:
         "Run",
         "Speed-up",
         "At prompt tokens",
-        "Accuracy, base",
+        "Score, base",
         "Predicted",
         "Corrected",
         "Mean over",

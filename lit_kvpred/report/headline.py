@@ -36,9 +36,17 @@ class KeyFigures:
         """Prompts of all tasks together."""
         return sum(row.n for row in self.accuracy)
 
+    @property
+    def measure(self) -> str:
+        """What the mean over the tasks is of: their finest measure where they share one."""
+        finer = self.accuracy and all(row.edit_similarity for row in self.accuracy)
+        return "Edit similarity" if finer else "Accuracy"
+
     def mean_score(self, system: str) -> float:
-        """Mean over the tasks, NaN unless the system has a score on every one."""
-        scores = [row.scores.get(system, math.nan) for row in self.accuracy]
+        """Mean of `measure` over the tasks, NaN unless the system has a score on every one."""
+        finer = self.measure == "Edit similarity"
+        tasks = [row.edit_similarity if finer else row.scores for row in self.accuracy]
+        scores = [systems.get(system, math.nan) for systems in tasks]
         return sum(scores) / len(scores) if scores else math.nan
 
 
@@ -89,7 +97,7 @@ def tiles(figures: KeyFigures) -> list[Tile]:
             if math.isfinite(figures.mean_score(system))
         ]
         best = "corrected" if math.isfinite(figures.mean_score("corrected")) else "predicted"
-        label = f"Accuracy, {best}, {plural(len(figures.accuracy), 'task')}"
+        label = f"{figures.measure}, {best}, {plural(len(figures.accuracy), 'task')}"
         shown.append(Tile(label, percent(figures.mean_score(best)), ", ".join(scores)))
     return shown
 
@@ -131,7 +139,7 @@ def _accuracy_sentence(figures: KeyFigures) -> str:
     tasks = figures.accuracy
     over = tasks[0].task if len(tasks) == 1 else f"{count(len(tasks))} tasks (their mean)"
     prompts = f", {plural(figures.prompts, 'prompt')}" if math.isfinite(figures.prompts) else ""
-    return f"Accuracy on {over}{prompts}: {', '.join(scores)}."
+    return f"{figures.measure} on {over}{prompts}: {', '.join(scores)}."
 
 
 def _first(lines: Sequence[Evaluation], part: Callable[[Evaluation], Part]) -> Part | None:

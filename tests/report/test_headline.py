@@ -2,8 +2,9 @@
 
 import json
 
-from lit_kvpred.report.headline import headline, key_figures, tiles
+from lit_kvpred.report.headline import KeyFigures, headline, key_figures, tiles
 from lit_kvpred.report.records import append_evaluation, read_run
+from lit_kvpred.report.schema import Accuracy
 from tests.report.fabricated import evaluation, timing_record
 
 
@@ -64,3 +65,15 @@ def test_each_figure_is_the_latest_measured_in_training_then_by_test(tmp_path):
     only_test = tmp_path / "other"
     append_evaluation(only_test, evaluation(20, 300, 0.1, stage="test"))
     assert key_figures(read_run(only_test)).text is not None
+
+
+def test_a_finer_measure_stands_for_exact_matches_where_all_tasks_have_it():
+    shares = {"base": 0.0, "predicted": 0.0}
+    similar = {"base": 0.5, "predicted": 0.3}
+    tasks = [Accuracy(f"next_line/{n}", "exact", 4, shares, similar) for n in (128, 256)]
+    figures = KeyFigures(None, None, tuple(tasks))
+    assert headline(figures).endswith(
+        "Edit similarity on 2 tasks (their mean), 8 prompts: 50.0 % base, 30.0 % predicted."
+    )
+    mixed = KeyFigures(None, None, (*tasks, Accuracy("gsm8k", "last_number", 2, similar, {})))
+    assert "Accuracy on 3 tasks" in headline(mixed)
