@@ -48,6 +48,11 @@ _TERMS = Definitions(
             " compares parameter counts only.",
         ),
         (
+            "Reachable",
+            "The same with the base's run of the last prompt rows counted as measured: it reads"
+            " every weight for few rows, which takes its time whatever the prompt.",
+        ),
+        (
             "Agreement",
             "Share of positions where the most likely token equals the exact base's, on the same"
             " context.",
