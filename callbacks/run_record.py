@@ -106,6 +106,7 @@ def run_facts(trainer: Trainer, module: KVPredictionModule) -> dict[str, Any]:
             "init": model.init,
             "layer_map": model.predictor.features.layer_map,
             "exact_tail": model.exact_tail,
+            "rank": model.predictor.rank,
         },
         "objective": {name: hparams[name] for name in _OBJECTIVE},
         "data": describe(),

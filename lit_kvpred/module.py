@@ -34,7 +34,15 @@ from lit_kvpred.unreached import freeze_unreached
 _log = logging.getLogger("lightning.pytorch")
 _FROZEN_PREFIX = "model.base."
 # What the trained tensors mean. Everything else may change between a checkpoint and its resumption.
-_STRUCTURE = ("auxiliary", "keep", "auxiliary_source", "features", "layer_map", "exact_tail")
+_STRUCTURE = (
+    "auxiliary",
+    "keep",
+    "auxiliary_source",
+    "features",
+    "layer_map",
+    "exact_tail",
+    "rank",
+)
 
 Batch = Mapping[str, Tensor]
 
@@ -54,6 +62,7 @@ class KVPredictionModule(LightningModule):
         features: What the predictor reads: ``kv`` (as published) or ``hidden``; null: ``hidden``
             for a prefix, ``kv`` otherwise.
         exact_tail: Last prompt rows that the base runs itself on the predicted ones.
+        rank: For features ``hidden``: width of a bottleneck that all maps share; null for none.
         layer_map: For each base layer the auxiliary layer that feeds it; null: published rule.
         init: ``default`` (as published) or ``least_squares`` (closed form on exact rows).
         ridge: Penalty of the least-squares fit, relative to the mean squared feature.
@@ -84,6 +93,7 @@ class KVPredictionModule(LightningModule):
         auxiliary_source: str | None = None,
         features: FeatureKind | None = None,
         exact_tail: int = 1,
+        rank: int | None = None,
         layer_map: list[int] | None = None,
         init: Init = "least_squares",
         ridge: float = 1e-4,
@@ -149,6 +159,7 @@ class KVPredictionModule(LightningModule):
             init=h.init,
             layer_map=h.layer_map,
             exact_tail=h.exact_tail,
+            rank=h.rank,
         )
         if not any(p.requires_grad for p in self.model.parameters()):
             raise ConfigurationError(

@@ -74,6 +74,7 @@ def save_artefact(model: KVPredictionModel, folder: Path) -> None:
         "init": model.init,
         "layer_map": model.predictor.features.layer_map,
         "exact_tail": model.exact_tail,
+        "rank": model.predictor.rank,
     }
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -129,6 +130,7 @@ def load_artefact(folder: Path, base: PreTrainedModel | str | None = None) -> KV
             init=description["init"],
             layer_map=description["layer_map"],
             exact_tail=description["exact_tail"],
+            rank=description["rank"],
         )
         model.predictor.load_state_dict(weights, strict=True)
     except (ConfigurationError, KeyError, TypeError, RuntimeError) as error:
@@ -172,7 +174,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} can't be read ({error}); export it again") from error
-    wanted = {"format", "base", "auxiliary", "features", "init", "layer_map", "exact_tail"}
+    wanted = {"format", "base", "auxiliary", "features", "init", "layer_map", "exact_tail", "rank"}
     complete = isinstance(description, dict) and wanted <= description.keys()
     if not complete or description["format"] != _FORMAT:
         raise CheckpointError(f"{file} is not an artefact of this version; export it again")

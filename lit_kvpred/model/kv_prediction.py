@@ -94,6 +94,7 @@ class KVPredictionModel(nn.Module):
             ``kv``); by default the published rule of the auxiliary's kind.
         exact_tail: Last prompt rows that the base runs itself on the predicted ones; 1 is the
             paper's.
+        rank: Width of a bottleneck that all maps of features ``hidden`` share; None for none.
 
     Raises:
         ConfigurationError: For unknown settings or a layer map that doesn't fit.
@@ -109,6 +110,7 @@ class KVPredictionModel(nn.Module):
         init: Init = "default",
         layer_map: list[int] | None = None,
         exact_tail: int = 1,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         if features not in (None, "kv", "hidden"):
@@ -130,6 +132,7 @@ class KVPredictionModel(nn.Module):
         self.predictor = KVPredictor(
             auxiliary.features(features or auxiliary.default_features, self.adapter, layer_map),
             self.adapter.shapes[auxiliary.exact_layers :],
+            rank,
         )
         self._store: AuxiliaryStore | None = None
         self.register_state_dict_pre_hook(lambda *_: self.restore_auxiliary())

@@ -43,6 +43,11 @@ class _Moments:
         self.cross += (x.T @ y).double().cpu()
         self.square += y.double().square().sum(0).cpu()
 
+    def spread(self, tokens: int) -> float:
+        """Root mean variance of the target's components, at least a tiny number."""
+        variance = self.square / tokens - (self.cross[-1] / tokens).square()
+        return float(variance.mean().clamp(min=1e-12).sqrt())
+
 
 class NormalEquations:
     """Accumulates the normal equations of a predictor over a calibration pass."""
@@ -55,7 +60,10 @@ class NormalEquations:
             for name, width in predictor.features.widths.items()
         }
         self._moments = {
-            part: [_Moments(linear.in_features, linear.out_features) for _, linear in maps]
+            part: [
+                _Moments(predictor.features.widths[name], linear.out_features)
+                for name, linear in maps
+            ]
             for part, maps in predictor.maps.items()
         }
 
@@ -92,14 +100,33 @@ class NormalEquations:
         """
         if self.tokens == 0:
             raise ValueError("no calibration row was added")
+        maps = self.predictor.maps
+        parts = [(part, name, linear) for part in maps for name, linear in maps[part]]
+        moments = [m for part in maps for m in self._moments[part]]
+        solutions = [
+            _ridge_solution(self._grams[name], m.cross, ridge)
+            for (_, name, _), m in zip(parts, moments, strict=True)
+        ]
         errors: dict[str, list[float]] = {"keys": [], "values": []}
-        for part, maps in self.predictor.maps.items():
-            for (name, linear), moments in zip(maps, self._moments[part], strict=True):
-                gram = self._grams[name]
-                solution = _ridge_solution(gram, moments.cross, ridge)
-                linear.weight.copy_(solution[:-1].T)
-                linear.bias.copy_(solution[-1])
-                errors[part].append(self._relative_error(gram, moments, solution))
+        bottleneck = self.predictor.bottleneck
+        weights = [solution[:-1] for solution in solutions]
+        if bottleneck is not None and parts:
+            gram = self._grams[parts[0][1]]
+            scales = [1 / m.spread(self.tokens) for m in moments]
+            shared, weights = _reduced_rank(gram, weights, scales, bottleneck.out_features)
+            bottleneck.weight.copy_(shared.T)
+            mean = gram[-1, :-1] / gram[-1, -1]
+            # The bias keeps the mean of each target in its place.
+            solutions = [
+                torch.cat([shared @ w, (s[-1] + mean @ (s[:-1] - shared @ w))[None]])
+                for s, w in zip(solutions, weights, strict=True)
+            ]
+        for (part, name, linear), m, solution, weight in zip(
+            parts, moments, solutions, weights, strict=True
+        ):
+            linear.weight.copy_(weight.T)
+            linear.bias.copy_(solution[-1])
+            errors[part].append(self._relative_error(self._grams[name], m, solution))
         return LeastSquaresFit(self.tokens, errors["keys"], errors["values"])
 
     def _relative_error(self, gram: Tensor, moments: _Moments, solution: Tensor) -> float:
@@ -108,6 +135,34 @@ class NormalEquations:
         mean = moments.cross[-1] / self.tokens
         variance = (moments.square - self.tokens * mean.square()).sum()
         return float(residual / variance.clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _reduced_rank(
+    gram: Tensor, weights: list[Tensor], scales: list[float], rank: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Factor several maps of the same features through one bottleneck.
+
+    Of all maps of that rank it keeps most of what the given ones explain, each target counted by
+    its own scale: the leading left singular vectors of ``G^(1/2) [W_1 s_1, W_2 s_2, ...]``, where G
+    is the features' covariance.
+
+    Args:
+        gram: ``(F + 1, F + 1)`` of the features with a column of ones.
+        weights: ``(F, targets)`` each.
+        scales: Weight of each target.
+        rank: Width of the bottleneck.
+
+    Returns:
+        ``(F, rank)`` and for each target ``(rank, targets)``.
+    """
+    covariance = gram[:-1, :-1] - torch.outer(gram[-1, :-1], gram[-1, :-1]) / gram[-1, -1]
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.clamp(min=0)
+    root = (vectors * values.sqrt()) @ vectors.T
+    inverse = (vectors * (values + 1e-9 * values.max()).rsqrt()) @ vectors.T
+    scaled = root @ torch.cat([w * s for w, s in zip(weights, scales, strict=True)], dim=1)
+    leading = torch.linalg.eigh(scaled @ scaled.T).eigenvectors[:, -rank:]
+    return inverse @ leading, [leading.T @ (root @ w) for w in weights]
 
 
 def _with_ones(features: Tensor) -> Tensor:

@@ -24,12 +24,19 @@ class KVPredictor(nn.Module):
     Args:
         features: What each map reads.
         base_shapes: Row widths of the predicted base layers.
+        rank: Width of a linear bottleneck that all maps share, which makes them cheaper; None maps
+            from the features themselves.
 
     Raises:
-        ConfigurationError: If the features don't name an input for each predicted layer.
+        ConfigurationError: If the features don't name an input for each predicted layer, or a
+            bottleneck can't be shared.
     """
 
-    def __init__(self, features: Features, base_shapes: Sequence[LayerShape]) -> None:
+    bottleneck: nn.Linear | None
+
+    def __init__(
+        self, features: Features, base_shapes: Sequence[LayerShape], rank: int | None = None
+    ) -> None:
         super().__init__()
         if len(features.key_inputs) != len(base_shapes):
             raise ConfigurationError(
@@ -37,7 +44,17 @@ class KVPredictor(nn.Module):
                 f"{len(base_shapes)} base layers"
             )
         self.features = features
-        widths = features.widths
+        widths = dict(features.widths)
+        self.rank, self.bottleneck = rank, None
+        if rank is not None:
+            (name, width), *others = widths.items()
+            if others or not 1 <= rank <= width:
+                raise ConfigurationError(
+                    f"rank {rank} needs features that all maps share (hidden) and at most their "
+                    f"width, got widths {widths}"
+                )
+            self.bottleneck = nn.Linear(width, rank, bias=False)
+            widths[name] = rank
         self.keys = nn.ModuleList(
             nn.Linear(widths[name], shape.key_width)
             for name, shape in zip(features.key_inputs, base_shapes, strict=True)
@@ -72,6 +89,8 @@ class KVPredictor(nn.Module):
             return [], []
         dtype = maps["keys"][0][1].weight.dtype
         inputs = {name: x.to(dtype) for name, x in self.features.read(rows).items()}
+        if self.bottleneck is not None:
+            inputs = {name: self.bottleneck(x) for name, x in inputs.items()}
         return (
             [linear(inputs[name]) for name, linear in maps["keys"]],
             [linear(inputs[name]) for name, linear in maps["values"]],

@@ -249,6 +249,33 @@ def test_least_squares_brings_the_prediction_closer(features):
     assert error() < 0.7 * before
 
 
+@pytest.mark.parametrize("rank", [1, 8, 96])
+def test_a_bottleneck_loses_the_less_the_wider_it_is(rank, tmp_path):
+    batches = [random_ids(8, 32, seed=s) for s in range(6)]
+    full, reduced = _model(), _model(rank=rank)
+    exact = full.fit_least_squares(batches)
+    fit = reduced.fit_least_squares(batches)
+    wide = rank == 96  # 64 + 32 features: nothing is lost
+    for a, b in zip(
+        exact.key_error + exact.value_error, fit.key_error + fit.value_error, strict=True
+    ):
+        assert a - 1e-6 <= b <= 1 + 1e-6
+        assert (b - a < 1e-3) == wide
+    ids = random_ids(2, 12)
+    if wide:
+        for own, other in zip(reduced(ids).predicted, full(ids).predicted, strict=True):
+            torch.testing.assert_close(own[0], other[0], atol=1e-2, rtol=1e-2)
+    reduced.save_pretrained(tmp_path / "artefact")
+    loaded = KVPredictionModel.from_pretrained(tmp_path / "artefact", reduced.base)
+    assert torch.equal(loaded.prefill(ids).logits, reduced.prefill(ids).logits)
+
+
+@pytest.mark.parametrize("settings", [{"rank": 97}, {"rank": 0}, {"rank": 4, "features": "kv"}])
+def test_a_bottleneck_that_cannot_be_shared_is_refused(settings):
+    with pytest.raises(ConfigurationError, match="needs features that all maps share"):
+        _model(**settings)
+
+
 def test_objectives_without_sense_are_refused():
     model = _model()
     ids = random_ids(1, 8)
