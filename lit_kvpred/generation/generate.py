@@ -202,9 +202,7 @@ class _Writer:
 
     def _begin(self, first: Prefill) -> AnswerState:
         batch_size, length = self.input_ids.shape
-        states = RowStates(batch_size)
-        states.append_predicted(first.predicted_rows)
-        states.append_computed(length - first.predicted_rows)
+        states = RowStates.of_prompt(batch_size, length, first.predicted_rows)
         answer = AnswerState(self.adapter, first.cache, self.sequences.real, states, self.rule)
         answer.append(self.choose(first.logits))
         return answer

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache
 
 from lit_kvpred.errors import PromptError
-from lit_kvpred.model.caches import GrowingCache, empty_static_cache, padding_mask
+from lit_kvpred.model.caches import empty_cache, padding_mask
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import rows_of_cache
@@ -141,7 +141,7 @@ def _prefix_prefill(
     """All rows through the shared layers, the last ones through the layers above as well."""
     assert isinstance(model.auxiliary, PrefixAuxiliary)
     adapter, cut = model.adapter, model.auxiliary.cut
-    cache = _empty_cache(adapter, static_length)
+    cache = empty_cache(adapter.n_layers, static_length)
     length = input_ids.shape[1]
     with cut.adapter.record_norm_inputs() as norm_inputs:
         hidden = cut.run_lower(
@@ -178,14 +178,8 @@ def exact_prefill(
 ) -> Prefill:
     """The base's ordinary prefill, every layer keeping its full length."""
     sequences = describe_prompt(adapter, input_ids, attention_mask)
-    cache = _empty_cache(adapter, static_length)
+    cache = empty_cache(adapter.n_layers, static_length)
     return Prefill(_run_base(adapter, input_ids, sequences, cache), cache)
-
-
-def _empty_cache(adapter: FamilyAdapter, static_length: int | None) -> Cache:
-    if static_length is None:
-        return GrowingCache()
-    return empty_static_cache(adapter.n_layers, static_length)
 
 
 def _run_base(

@@ -24,6 +24,14 @@ class RowStates:
     def __init__(self, batch_size: int) -> None:
         self._states = torch.empty(batch_size, 0, dtype=torch.int8)
 
+    @classmethod
+    def of_prompt(cls, batch_size: int, rows: int, predicted: int) -> RowStates:
+        """States after a prefill of ``rows`` rows, of which the first ones are ``predicted``."""
+        states = cls(batch_size)
+        states.append_predicted(predicted)
+        states.append_computed(rows - predicted)
+        return states
+
     @property
     def n_rows(self) -> int:
         """Number of rows."""

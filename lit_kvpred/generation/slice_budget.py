@@ -109,9 +109,7 @@ def _measure(model: KVPredictionModel, clock: Callable[[], float]) -> dict[int, 
 def _started(model: KVPredictionModel, ids: Tensor) -> CatchUp:
     sequences = describe_prompt(model.adapter, ids, None)
     first = predicted_prefill(model, ids)
-    states = RowStates(1)
-    states.append_predicted(first.predicted_rows)
-    states.append_computed(ids.shape[1] - first.predicted_rows)
+    states = RowStates.of_prompt(1, ids.shape[1], first.predicted_rows)
     rule = StopRule([], 10**9)
     answer = AnswerState(model.adapter, first.cache, sequences.real, states, rule)
     answer.append(first.logits.argmax(-1))

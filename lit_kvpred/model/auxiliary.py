@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from lit_kvpred.errors import BaseModelError, ConfigurationError
 from lit_kvpred.model.configs import keep_layers
 from lit_kvpred.model.family import FamilyAdapter
-from lit_kvpred.model.features import FeatureKind, Features, HiddenFeatures, KeyValueFeatures
+from lit_kvpred.model.features import FeatureKind, Features, KeyValueFeatures, hidden_features
 from lit_kvpred.model.layer_map import (
     check_kept_layers,
     layer_map,
@@ -72,10 +72,7 @@ class NetworkAuxiliary(nn.Module):
         shapes = self.adapter.shapes
         if kind == "kv":
             return KeyValueFeatures(shapes, layer_map or self.base_map)
-        if layer_map is not None:
-            raise ConfigurationError("features 'hidden' read one layer; leave out layer_map")
-        width = self.adapter.config.hidden_size
-        return HiddenFeatures(width, shapes[-1], len(shapes) - 1, base.n_layers)
+        return hidden_features(self.adapter, shapes, base.n_layers, layer_map)
 
     def read(
         self,

@@ -24,7 +24,22 @@ class ForwardStopped(Exception):  # noqa: N818 - control flow, not an error
     """Raised by `RecordingCache` to leave a decoder as soon as its last needed row is stored."""
 
 
-class RecordingCache(DynamicCache):
+class _Stopping(Cache):
+    """A cache whose update of layer ``stop_after`` ends the forward; None never does."""
+
+    stop_after: int | None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the rows; raise `ForwardStopped` after layer ``stop_after``."""
+        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == self.stop_after:
+            raise ForwardStopped
+        return rows
+
+
+class RecordingCache(_Stopping, DynamicCache):
     """A full-length cache for every layer that can end the forward early.
 
     All layers keep every row, also where the family would use a sliding window (the attention mask
@@ -36,15 +51,6 @@ class RecordingCache(DynamicCache):
     def __init__(self, stop_after: int | None = None) -> None:
         super().__init__()
         self.stop_after = stop_after
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store the rows; raise `ForwardStopped` after layer ``stop_after``."""
-        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        if layer_idx == self.stop_after:
-            raise ForwardStopped
-        return rows
 
 
 class _GrowingLayer(DynamicLayer):
@@ -154,7 +160,12 @@ def empty_static_cache(n_layers: int, max_length: int) -> StaticCache:
     return cache
 
 
-class StoppingView(Cache):
+def empty_cache(n_layers: int, static_length: int | None) -> Cache:
+    """A cache to decode on: of ``static_length`` slots, or growing where that is None."""
+    return GrowingCache() if static_length is None else empty_static_cache(n_layers, static_length)
+
+
+class StoppingView(_Stopping):
     """Layers of another cache; the forward ends as soon as layer ``stop_after`` has its rows.
 
     Args:
@@ -165,15 +176,6 @@ class StoppingView(Cache):
     def __init__(self, layers: list[CacheLayerMixin], stop_after: int | None) -> None:
         super().__init__(layers=layers)
         self.stop_after = stop_after
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store the rows; raise `ForwardStopped` after layer ``stop_after``."""
-        rows = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        if layer_idx == self.stop_after:
-            raise ForwardStopped
-        return rows
 
 
 class SliceView(Cache):

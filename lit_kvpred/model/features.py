@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_kvpred.errors import ConfigurationError
-from lit_kvpred.model.family import LayerShape
+from lit_kvpred.model.family import FamilyAdapter, LayerShape
 from lit_kvpred.model.reading import CacheRows
 
 FeatureKind = Literal["kv", "hidden"]
@@ -115,3 +115,19 @@ class HiddenFeatures(Features):
         last = self.last_layer
         parts = [hidden, before, rows.raw_keys[last].float(), rows.values[last].float()]
         return {"hidden": torch.cat(parts, dim=-1)}
+
+
+def hidden_features(
+    reader: FamilyAdapter,
+    shapes: Sequence[LayerShape],
+    n_predicted: int,
+    layer_map: Sequence[int] | None,
+) -> HiddenFeatures:
+    """Hidden features of a reader whose layers have ``shapes``.
+
+    Raises:
+        ConfigurationError: If a layer map is given, which these features can't follow.
+    """
+    if layer_map is not None:
+        raise ConfigurationError("features 'hidden' read one layer; leave out layer_map")
+    return HiddenFeatures(reader.config.hidden_size, shapes[-1], len(shapes) - 1, n_predicted)

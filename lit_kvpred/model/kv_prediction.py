@@ -14,9 +14,8 @@ from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import Auxiliary
 from lit_kvpred.model.caches import (
-    GrowingCache,
     ReplayCache,
-    empty_static_cache,
+    empty_cache,
     filled_cache,
 )
 from lit_kvpred.model.family import FamilyAdapter, LayerShape, split_heads
@@ -326,11 +325,7 @@ class KVPredictionModel(nn.Module):
             sequences: Of these tokens.
             static_length: Slots of a static cache; None makes a dynamic one.
         """
-        cache: Cache = (
-            GrowingCache()
-            if static_length is None
-            else empty_static_cache(self.adapter.n_layers, static_length)
-        )
+        cache = empty_cache(self.adapter.n_layers, static_length)
         if input_ids.shape[1] > 0:
             self.fill(cache, self.predict(self.read_auxiliary(input_ids, sequences)), sequences)
         return cache

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
-from lit_kvpred.model.features import FeatureKind, Features, HiddenFeatures, KeyValueFeatures
+from lit_kvpred.model.features import FeatureKind, Features, KeyValueFeatures, hidden_features
 from lit_kvpred.model.reading import CacheRows, read_rows
 from lit_kvpred.model.sequences import Sequences
 
@@ -54,10 +54,7 @@ class PrefixAuxiliary(nn.Module):
         shapes = self.adapter.shapes[:depth]
         if kind == "kv":
             return KeyValueFeatures(shapes, layer_map or [depth - 1] * n_predicted)
-        if layer_map is not None:
-            raise ConfigurationError("features 'hidden' read one layer; leave out layer_map")
-        width = self.adapter.config.hidden_size
-        return HiddenFeatures(width, shapes[-1], depth - 1, n_predicted)
+        return hidden_features(self.adapter, shapes, n_predicted, layer_map)
 
     def read(
         self,
