@@ -9,14 +9,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from lit_kvpred.data_splits import Split
 from lit_kvpred.errors import DataError
 
-from .rows import Batch, PackedRows, PaddedRows, Row, collate, spread
+from .rows import Batch, PackedRows, PaddedRows, Row, collate
 from .shares import Process, batches_per_epoch, training_batches
+from .spread import spread
 from .token_cache import DocumentTokens
+
+Rows = PackedRows | PaddedRows | ConcatDataset[Row]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -55,6 +58,7 @@ class TokenisedCorpus:
         pad_id: Token that fills padding.
         seed: Seed of the run.
         num_workers: Worker processes of a training loader.
+        balance_sources: Each source contributes as many rows of a split as the smallest one.
         max_training_tokens: Keep about this many training tokens, evenly spread.
     """
 
@@ -69,12 +73,22 @@ class TokenisedCorpus:
         pad_id: int,
         seed: int,
         num_workers: int,
+        balance_sources: bool,
         max_training_tokens: int | None,
     ) -> None:
         self._tokens = tokens
         splits = np.array([split_of(name) for name in tokens.names])
         self._documents = {split: np.flatnonzero(splits == split) for split in SPLITS}
-        self._rows = {s: row_type(tokens, d, sequence_length) for s, d in self._documents.items()}
+
+        def rows_of(documents: np.ndarray) -> PackedRows | PaddedRows:
+            return row_type(tokens, documents, sequence_length)
+
+        self._rows: dict[Split, Rows] = {
+            split: _balanced(documents, tokens.sources, rows_of)
+            if balance_sources
+            else rows_of(documents)
+            for split, documents in self._documents.items()
+        }
         wanted = max_training_tokens and max(1, max_training_tokens // sequence_length)
         self._training = Subset(
             self._rows["train"], spread(len(self._rows["train"]), wanted or None)
@@ -146,3 +160,17 @@ class TokenisedCorpus:
             num_workers=num_workers,
             generator=torch.Generator(),  # or the loader would draw from the global one
         )
+
+
+def _balanced(
+    documents: np.ndarray,
+    sources: np.ndarray,
+    rows_of: Callable[[np.ndarray], PackedRows | PaddedRows],
+) -> Rows:
+    """As many rows of each source that has any as of the smallest one, evenly spread."""
+    present = np.unique(sources[documents])
+    parts = [rows_of(documents[sources[documents] == source]) for source in present]
+    if not parts:
+        return rows_of(documents)
+    smallest = min(map(len, parts))
+    return ConcatDataset([Subset(part, spread(len(part), smallest)) for part in parts])

@@ -114,10 +114,3 @@ def collate(rows: list[Row], pad_id: int) -> Batch:
         "attention_mask": (documents >= 0).long(),
         "document_ids": documents,
     }
-
-
-def spread(available: int, wanted: int | None) -> list[int]:
-    """Returns `wanted` indices spread evenly over `range(available)`; all of them for None."""
-    if wanted is None or wanted >= available:
-        return list(range(available))
-    return [index * available // wanted for index in range(wanted)]

@@ -1,10 +1,10 @@
-"""Where training text comes from: the standard library, files, folders, globs and the hub."""
+"""Where training text comes from: this installation, files, folders, globs and the hub."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,13 @@ from lit_kvpred.data_splits import standard_library_files
 from lit_kvpred.errors import DataError
 
 from .documents import Document, TextFile, read_documents
+from .installed_text import description_files, docstring_files, read_description, read_docstrings
 
 DOCUMENT_FEATURES = Features({"name": Value("string"), "text": Value("string")})
 
-_STANDARD_LIBRARY = "stdlib"
+DocumentReader = Callable[[TextFile, str], Iterator[Document]]
+"""A file and the field of a record that holds its text, to the file's documents."""
+
 _HUB_PREFIX = "hub:"
 # Settings and lock files are JSON too, so a folder contributes no .json files.
 _FOLDER_SUFFIXES = frozenset(
@@ -35,9 +38,15 @@ _FOLDER_SUFFIXES = frozenset(
 
 @dataclass(frozen=True)
 class FileSource:
-    """Files of this machine, in a fixed order."""
+    """Files of this machine, in a fixed order.
+
+    Attributes:
+        files: Their names and places.
+        read: Yields the documents of one.
+    """
 
     files: tuple[TextFile, ...]
+    read: DocumentReader = read_documents
 
     @property
     def places(self) -> list[str]:
@@ -49,20 +58,24 @@ class FileSource:
     def documents(self, text_field: str) -> Iterator[Document]:
         """Yields the documents of all files."""
         for file in self.files:
-            yield from read_documents(file, text_field)
+            yield from self.read(file, text_field)
 
     def stream(self, text_field: str) -> IterableDataset:
         """Returns the documents as a stream with one shard a file."""
         return IterableDataset.from_generator(
             _documents_of_shards,
             features=DOCUMENT_FEATURES,
-            gen_kwargs={"files": [tuple(file) for file in self.files], "text_field": text_field},
+            gen_kwargs={
+                "files": [tuple(file) for file in self.files],
+                "text_field": text_field,
+                "read": self.read,
+            },
         )
 
     def identity(self) -> list[Any]:
         """Returns plain values that change when a file is added, removed or written to."""
         stats = [Path(file.path).stat() for file in self.files]
-        return [
+        return [self.read.__name__] + [
             [file.name, str(Path(file.path).resolve()), stat.st_size, stat.st_mtime_ns]
             for file, stat in zip(self.files, stats, strict=True)
         ]
@@ -110,8 +123,10 @@ def resolve_source(source: str) -> Source:
 
     Args:
         source: `stdlib` for the running interpreter's own sources (without tests and bundled
-            packages); `hub:NAME` or `hub:NAME:CONFIG` for the train split of a hub data set; else
-            a file, a folder (its text, code, `.jsonl` and `.parquet` files) or a glob.
+            packages); `package_descriptions` for the prose that installed packages come with;
+            `package_docstrings` for the docstrings of those that this one requires; `hub:NAME` or
+            `hub:NAME:CONFIG` for the train split of a hub data set; else a file, a folder (its
+            text, code, `.jsonl` and `.parquet` files) or a glob.
 
     Returns:
         The source, its files ordered by name.
@@ -119,8 +134,8 @@ def resolve_source(source: str) -> Source:
     Raises:
         DataError: Nothing of that name exists, or the folder or glob holds no usable file.
     """
-    if source == _STANDARD_LIBRARY:
-        return FileSource(tuple(TextFile(n, str(p)) for n, p in standard_library_files()))
+    if source in _INSTALLED:
+        return _INSTALLED[source]()
     if source.startswith(_HUB_PREFIX):
         name, _, config = source.removeprefix(_HUB_PREFIX).partition(":")
         return HubSource(name, config or None)
@@ -157,9 +172,22 @@ def load_hub_split(path: str, config: str | None, split: str, *, streaming: bool
         ) from error
 
 
-def _documents_of_shards(files: list[tuple[str, str]], text_field: str) -> Iterator[dict[str, str]]:
+def _standard_library() -> FileSource:
+    return FileSource(tuple(TextFile(n, str(p)) for n, p in standard_library_files()))
+
+
+_INSTALLED: dict[str, Callable[[], FileSource]] = {
+    "stdlib": _standard_library,
+    "package_descriptions": lambda: FileSource(description_files(), read_description),
+    "package_docstrings": lambda: FileSource(docstring_files(), read_docstrings),
+}
+
+
+def _documents_of_shards(
+    files: list[tuple[str, str]], text_field: str, read: DocumentReader
+) -> Iterator[dict[str, str]]:
     for file in files:
-        for document in read_documents(TextFile(*file), text_field):
+        for document in read(TextFile(*file), text_field):
             yield document._asdict()
 
 

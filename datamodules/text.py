@@ -45,9 +45,10 @@ class TextDataModule(LightningDataModule):
     Args:
         tokenizer: Folder, `.gguf` file or hub id of the tokenizer.
         sources: Where the text comes from, each one of `stdlib` (the running interpreter's own
-            sources, without tests and bundled packages), a file (`.jsonl`, `.json`, `.parquet`,
-            `.txt` or any source file), a folder, a glob, or `hub:NAME` or `hub:NAME:CONFIG` for the
-            train split of a hub data set.
+            sources, without tests and bundled packages), `package_descriptions` and
+            `package_docstrings` (prose that installed packages come with), a file (`.jsonl`,
+            `.json`, `.parquet`, `.txt` or any source file), a folder, a glob, or `hub:NAME` or
+            `hub:NAME:CONFIG` for the train split of a hub data set.
         text_field: The field of a record that holds its text.
         sequence_length: Tokens of a row.
         batch_size: Rows of a batch of one process.
@@ -55,6 +56,8 @@ class TextDataModule(LightningDataModule):
             `sequence_length`; `padded` gives every document rows of its own.
         validation_share: Expected share of validation documents.
         test_share: Expected share of test documents.
+        balance_sources: Each source contributes as many rows of a split as the smallest one; not
+            for streams.
         limit_documents: Use this many documents, the first in the order of the sources.
         max_training_tokens: Train on about this many tokens, evenly spread over the training split.
         validation_sequences: Validate and test on this many sequences each, evenly spread (the
@@ -81,6 +84,7 @@ class TextDataModule(LightningDataModule):
         packing: Literal["packed", "padded"] = "packed",
         validation_share: float = VALIDATION_SHARE,
         test_share: float = TEST_SHARE,
+        balance_sources: bool = False,
         limit_documents: int | None = None,
         max_training_tokens: int | None = None,
         validation_sequences: int | None = None,
@@ -101,6 +105,7 @@ class TextDataModule(LightningDataModule):
         self.packing = packing
         self.validation_share = validation_share
         self.test_share = test_share
+        self.balance_sources = balance_sources
         self.limit_documents = limit_documents
         self.max_training_tokens = max_training_tokens
         self.validation_sequences = validation_sequences
@@ -191,6 +196,7 @@ class TextDataModule(LightningDataModule):
             "sources": self.sources,
             "tokenizer": self.tokenizer_source,
             "packing": self.packing,
+            "balance_sources": self.balance_sources,
             "sequence_length": self.sequence_length,
             "batch_size": self.batch_size,
             "streaming": self.streaming,
@@ -234,6 +240,7 @@ class TextDataModule(LightningDataModule):
             "streaming": self.streaming,
             "validation_share": self.validation_share,
             "test_share": self.test_share,
+            "balance_sources": self.balance_sources,
             "limit_documents": self.limit_documents,
             "max_training_tokens": self.max_training_tokens,
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
@@ -288,6 +295,7 @@ class TextDataModule(LightningDataModule):
             pad_id=self._pad_id(),
             seed=self.seed,
             num_workers=self.num_workers,
+            balance_sources=self.balance_sources,
             max_training_tokens=self.max_training_tokens,
         )
 
@@ -346,6 +354,10 @@ class TextDataModule(LightningDataModule):
             )
         if self.streaming and self.validation_sequences is None:
             raise ConfigurationError("streaming has no end to count to; set validation_sequences")
+        if self.streaming and self.balance_sources:
+            raise ConfigurationError(
+                "balance_sources has to know the sizes of all sources; leave out streaming"
+            )
         if self.streaming and self.max_training_tokens is not None:
             raise ConfigurationError(
                 "max_training_tokens has no meaning for a stream; limit the trainer's steps instead"

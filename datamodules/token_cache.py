@@ -23,9 +23,12 @@ from lit_kvpred.errors import ConfigurationError, DataError
 from .documents import Document
 from .sources import Source
 
-_FORMAT = 1  # a change of what the files hold must change their names
-_SCHEMA = pa.schema({"name": pa.string(), "input_ids": pa.list_(pa.int32())})
+_FORMAT = 2  # a change of what the files hold must change their names
+_SCHEMA = pa.schema({"name": pa.string(), "source": pa.int32(), "input_ids": pa.list_(pa.int32())})
 _DOCUMENTS_PER_CHUNK = 256
+
+NumberedDocument = tuple[int, Document]
+"""The number of a document's source, and the document."""
 
 
 class DocumentTokens:
@@ -33,12 +36,14 @@ class DocumentTokens:
 
     Attributes:
         names: The documents' names.
+        sources: (documents,) int32, number of the source that each came from.
         lengths: (documents,) int64, tokens of each document including its separator.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         table = dataset.data
         self.names: list[str] = table.column("name").to_pylist()
+        self.sources = table.column("source").to_numpy()
         chunks = table.column("input_ids").chunks
         self._values = [chunk.values.to_numpy() for chunk in chunks]
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
@@ -121,14 +126,18 @@ def load_document_tokens(
         # A file damaged from outside is replaced, not trusted.
         with contextlib.suppress(pa.ArrowException, OSError):
             return DocumentTokens(Dataset.from_file(str(path)))
-    documents = itertools.chain.from_iterable(source.documents(text_field) for source in sources)
+    documents = (
+        (number, document)
+        for number, source in enumerate(sources)
+        for document in source.documents(text_field)
+    )
     first = next(documents, None)
     if first is None:
         places = ", ".join(place for source in sources for place in source.places)
         raise DataError(f"no document with text in {places}; name other sources")
-    documents = itertools.chain([first], documents)
+    found = itertools.chain([first], documents)
     try:
-        _write(path, itertools.islice(documents, limit_documents), tokenizer)
+        _write(path, itertools.islice(found, limit_documents), tokenizer)
     except OSError as error:
         raise DataError(
             f"the token cache in {cache_dir} cannot be written ({error.strerror}); set cache_dir"
@@ -144,7 +153,9 @@ def encode(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[lis
     return [[*ids, separator] for ids in encoded]
 
 
-def _write(path: Path, documents: Iterator[Document], tokenizer: PreTrainedTokenizerBase) -> None:
+def _write(
+    path: Path, documents: Iterator[NumberedDocument], tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Writes under another name first: a crash leaves nothing that looks like a cache."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix="building-")
@@ -159,14 +170,15 @@ def _write(path: Path, documents: Iterator[Document], tokenizer: PreTrainedToken
 
 
 def _write_stream(
-    file: Any, documents: Iterator[Document], tokenizer: PreTrainedTokenizerBase
+    file: Any, documents: Iterator[NumberedDocument], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     with (
         pa.ipc.new_stream(file, _SCHEMA) as writer,
         tqdm(desc="tokenising", unit=" documents", leave=False) as progress,
     ):
         while chunk := list(itertools.islice(documents, _DOCUMENTS_PER_CHUNK)):
-            ids = encode([document.text for document in chunk], tokenizer)
-            names = [document.name for document in chunk]
-            writer.write_batch(pa.record_batch([names, ids], schema=_SCHEMA))
+            ids = encode([document.text for _, document in chunk], tokenizer)
+            names = [document.name for _, document in chunk]
+            numbers = [number for number, _ in chunk]
+            writer.write_batch(pa.record_batch([names, numbers, ids], schema=_SCHEMA))
             progress.update(len(chunk))

@@ -65,7 +65,8 @@ class KVPredictionModule(LightningModule):
         rank: For features ``hidden``: width of a bottleneck that all maps share; null for none.
         layer_map: For each base layer the auxiliary layer that feeds it; null: published rule.
         init: ``default`` (as published) or ``least_squares`` (closed form on exact rows).
-        ridge: Penalty of the least-squares fit, relative to the mean squared feature.
+        ridge: Penalty of the least-squares fit, relative to the mean squared feature; null chooses
+            it on every eighth calibration batch.
         calibration_batches: Training batches that the least-squares fit sees.
         base_weight: Weight of the base's cross-entropy on predicted rows.
         auxiliary_weight: Weight of the auxiliary's own cross-entropy.
@@ -96,7 +97,7 @@ class KVPredictionModule(LightningModule):
         rank: int | None = None,
         layer_map: list[int] | None = None,
         init: Init = "least_squares",
-        ridge: float = 1e-4,
+        ridge: float | None = None,
         calibration_batches: int = 16,
         base_weight: float = 1.0,
         auxiliary_weight: float = 1.0,
@@ -218,8 +219,12 @@ class KVPredictionModule(LightningModule):
             for parameter in self.kv_model.predictor.parameters():
                 torch.distributed.broadcast(parameter.data, src=0)
         _log.info(
-            "Least squares on %d tokens leaves %.3f of the variance of keys and %.3f of values.",
+            "Least squares on %d tokens in %.0f s (%.2f times the reading alone), ridge %g, leaves "
+            "%.3f of the variance of keys and %.3f of values.",
             fit.tokens,
+            fit.seconds,
+            fit.seconds / fit.forward_seconds,
+            fit.ridge,
             sum(fit.key_error) / len(fit.key_error),
             sum(fit.value_error) / len(fit.value_error),
         )

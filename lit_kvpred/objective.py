@@ -19,7 +19,6 @@ from lit_kvpred.losses import (
     z_loss,
 )
 from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
-from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import CacheRows
 from lit_kvpred.model.sequences import Sequences
 
@@ -159,7 +158,7 @@ def _read(
     logits_from = (cut or 0) if objective.distillation_weight > 0 else None
     compares = logits_from is not None or objective.consistency_weight > 0
     own_logits_from = 0 if objective.auxiliary_weight > 0 else None
-    if isinstance(model.auxiliary, PrefixAuxiliary):
+    if model.auxiliary.cut is not None:
         # All tokens pass the shared layers here, so that the base goes on from there.
         if compares:
             return model.read_both(

@@ -14,6 +14,7 @@ from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.objective import Objective, training_losses
 from lit_kvpred.unreached import freeze_unreached
+from tests.model.predicted import predicted_cache
 from tests.tiny_models import tiny_model
 
 LENGTH = 12
@@ -78,7 +79,7 @@ def test_matched_distillation_compares_the_rows_after_the_cut(model, batch):
     loss = training_losses(model, objective, ids, sequences, cut)["loss"]
     # As at inference: a cache of predicted rows, then the base token by token.
     with torch.no_grad():
-        cache = model.predicted_cache(ids[:, :cut], sequences[:cut])
+        cache = predicted_cache(model, ids[:, :cut], sequences[:cut])
         steps = [
             model.base(
                 ids[:, t : t + 1], position_ids=torch.full((2, 1), t), cache=cache, use_cache=True

@@ -13,6 +13,7 @@ from lit_kvpred.evaluation.choices import continuation_log_likelihoods
 from lit_kvpred.evaluation.prompts import PromptExample
 from lit_kvpred.generation.generate import GenerationOutput, generate, generate_exact
 from lit_kvpred.generation.prefill import Prefill, exact_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.auxiliary import NetworkAuxiliary
@@ -98,7 +99,11 @@ class Answerer:
         adapter = self._auxiliary_adapter() if system == "auxiliary" else self.model.adapter
 
         def prefill(ids: torch.Tensor) -> Prefill:
-            return self.model.prefill(ids) if system == "predicted" else exact_prefill(adapter, ids)
+            return (
+                self.model.prefill(ids)
+                if system == "predicted"
+                else exact_prefill(adapter, describe_prompt(adapter, ids, None))
+            )
 
         likelihoods = continuation_log_likelihoods(
             adapter.model, prefill, self.tokenizer, example.prompt, example.choices

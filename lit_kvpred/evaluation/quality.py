@@ -15,7 +15,6 @@ from torchmetrics import Metric
 
 from lit_kvpred.losses import consistency, next_token_labels
 from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
-from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.sequences import Sequences
 
 FIRST_TOKENS = 8
@@ -55,7 +54,7 @@ def compare(
 ) -> Comparison:
     """Run a batch ``(B, T)`` all three ways with rows before ``cut`` predicted."""
     labels, label_mask = next_token_labels(input_ids, sequences)
-    own_head = not isinstance(model.auxiliary, PrefixAuxiliary)
+    own_head = model.auxiliary.has_head
     auxiliary, exact = model.read_both(
         input_ids,
         sequences,

@@ -20,9 +20,11 @@ from torch import Tensor
 from lit_kvpred.errors import PromptError, UnsupportedFamilyError
 from lit_kvpred.evaluation import flops
 from lit_kvpred.evaluation.timing import interleaved_seconds, speedup
-from lit_kvpred.generation.prefill import exact_prefill
+from lit_kvpred.generation.prefill import Prefill, exact_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.model.auxiliary import NetworkAuxiliary
 from lit_kvpred.model.caches import GrowingCache, drop_rows
+from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.prefix import PrefixAuxiliary
 
@@ -70,13 +72,13 @@ def _measure(
     ids = torch.randint(0, vocabulary, (batch_size, n_tokens), generator=generator)
     ids = ids.to(model.base.device)
     variants: dict[str, Callable[[], object]] = {
-        "base": lambda: _first_token(exact_prefill(model.adapter, ids).logits),
+        "base": lambda: _first_token(_exact(model.adapter, ids).logits),
         "kv_prediction": lambda: _first_token(model.prefill(ids).logits),
         "tail": _tail_run(model, ids),
     }
     if isinstance(model.auxiliary, NetworkAuxiliary):
         auxiliary = model.auxiliary.adapter
-        variants["auxiliary"] = lambda: _first_token(exact_prefill(auxiliary, ids).logits)
+        variants["auxiliary"] = lambda: _first_token(_exact(auxiliary, ids).logits)
     synchronise = torch.cuda.synchronize if ids.is_cuda else None
     seconds = interleaved_seconds(variants, repeats=repeats, synchronise=synchronise)
     gain = speedup(seconds["base"], seconds["kv_prediction"])
@@ -173,10 +175,10 @@ def _tail_run(model: KVPredictionModel, ids: Tensor) -> Callable[[], object]:
     """The base's run of the last rows alone, on an exact prompt."""
     tail = min(model.exact_tail, ids.shape[1])
     before = ids.shape[1] - tail
-    cache = exact_prefill(model.adapter, ids[:, :before]).cache if before else GrowingCache()
+    cache = _exact(model.adapter, ids[:, :before]).cache if before else GrowingCache()
     positions = torch.arange(before, ids.shape[1], device=ids.device).expand(len(ids), -1)
-    if isinstance(model.auxiliary, PrefixAuxiliary):
-        cut = model.auxiliary.cut
+    cut = model.auxiliary.cut
+    if cut is not None:
         hidden = cut.run_lower(ids[:, before:], cache, position_ids=positions)
 
         def run_upper() -> list[int]:
@@ -194,6 +196,10 @@ def _tail_run(model: KVPredictionModel, ids: Tensor) -> Callable[[], object]:
         return _first_token(logits[:, -1])
 
     return run
+
+
+def _exact(adapter: FamilyAdapter, ids: Tensor) -> Prefill:
+    return exact_prefill(adapter, describe_prompt(adapter, ids, None))
 
 
 def _first_token(logits: Tensor) -> list[int]:

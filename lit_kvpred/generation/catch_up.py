@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lit_kvpred.generation.answer import AnswerState
+from lit_kvpred.generation.prompt import Prompt
 from lit_kvpred.model.caches import ForwardStopped, SliceView, StoppingView, drop_rows, padding_mask
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.masks import explicit_mask
-from lit_kvpred.model.sequences import Sequences
 
 
 class CatchUp:
@@ -23,10 +23,9 @@ class CatchUp:
 
     Args:
         answer: The batch whose prompt rows are predicted.
-        prompt: ``(B, N)`` long, N at least 2.
-        sequences: Of the prompt.
+        prompt: At least 2 rows.
         cut: Of a prefix auxiliary, whose rows of the shared layers are exact already.
-        hidden: ``(B, N, hidden)`` leaving the shared layers, kept at prefill.
+        hidden: ``(B, N - known, hidden)`` leaving the shared layers, kept at prefill.
 
     Attributes:
         done: Exact rows so far, from the left.
@@ -35,19 +34,18 @@ class CatchUp:
     def __init__(
         self,
         answer: AnswerState,
-        prompt: Tensor,
-        sequences: Sequences,
+        prompt: Prompt,
         cut: DepthCut | None = None,
         hidden: Tensor | None = None,
     ) -> None:
-        self.answer, self.prompt, self.sequences = answer, prompt, sequences
+        self.answer, self.prompt = answer, prompt
         self.cut, self.hidden = cut, hidden
-        self.done = 0
+        self.done = prompt.known
 
     @property
     def remaining(self) -> int:
         """Rows still to come."""
-        return self.prompt.shape[1] - 1 - self.done
+        return self.prompt.n_rows - 1 - self.done
 
     def ride(self, rows: int) -> Tensor:
         """Decode the pending tokens with the next ``rows`` prompt rows in the same forward.
@@ -63,12 +61,14 @@ class CatchUp:
         pending, positions = answer.take_pending()
         mask = self._mask(part)
         arguments = {
-            "position_ids": torch.cat([self.sequences.position_ids[:, part], positions], dim=1),
+            "position_ids": torch.cat(
+                [self.prompt.sequences.position_ids[:, part], positions], dim=1
+            ),
             "attention_mask": mask,
         }
         view = SliceView(answer.cache.layers, self.done, rows)
         if self.cut is None or self.hidden is None:
-            ids = torch.cat([self.prompt[:, part], pending], dim=1)
+            ids = torch.cat([self.prompt.token_ids[:, part], pending], dim=1)
             logits = answer.adapter.model(
                 ids, cache=view, use_cache=True, logits_to_keep=1, **arguments
             ).logits
@@ -79,7 +79,7 @@ class CatchUp:
                 position_ids=positions,
                 attention_mask=padding_mask(answer.visible, answer.cache),
             )
-            rows_in = torch.cat([self.hidden[:, part], entering], dim=1)
+            rows_in = torch.cat([self._kept(self.hidden, part), entering], dim=1)
             logits = self.cut.run_upper(rows_in, view, logits_to_keep=1, **arguments)
         answer.states.append_computed(1)
         answer.states.mark_exact(part)
@@ -89,9 +89,9 @@ class CatchUp:
     def finish(self) -> None:
         """Compute all remaining rows at once and drop what was drafted behind them."""
         answer, last = self.answer, self.answer.adapter.n_layers - 1
-        n_rows = self.prompt.shape[1] - 1
+        n_rows = self.prompt.n_rows - 1
         part = slice(self.done, n_rows)
-        before_last = self.sequences[:-1]
+        before_last = self.prompt.sequences[:-1]
         answer.states.roll_back(answer.states.n_rows - self.done)
         shared = 0 if self.cut is None or self.hidden is None else self.cut.depth
         drop_rows(answer.cache.layers[:shared], n_rows)
@@ -105,15 +105,19 @@ class CatchUp:
             if self.cut is None or self.hidden is None:
                 with suppress(ForwardStopped):
                     answer.adapter.decoder(
-                        self.prompt[:, part],
+                        self.prompt.token_ids[:, part],
                         cache=StoppingView(answer.cache.layers, stop_after=last),
                         use_cache=True,
                         **arguments,
                     )
             else:
-                self.cut.fill_upper(self.hidden[:, part], answer.cache, **arguments)
+                self.cut.fill_upper(self._kept(self.hidden, part), answer.cache, **arguments)
         answer.states.append_computed(self.remaining)
         self.done = n_rows
+
+    def _kept(self, hidden: Tensor, part: slice) -> Tensor:
+        known = self.prompt.known
+        return hidden[:, part.start - known : part.stop - known]
 
     def _mask(self, part: slice) -> Tensor | dict[str, Tensor]:
         """What slice rows and decode row may see; the latter is in ``visible`` already."""
@@ -124,7 +128,8 @@ class CatchUp:
         own = torch.arange(part.start, part.stop, device=device)
         columns = torch.arange(slots, device=device)
         visible = torch.zeros(batch_size, len(own) + 1, slots, dtype=torch.bool, device=device)
-        real = torch.nn.functional.pad(self.sequences.real, (0, slots - self.prompt.shape[1]))
+        real = self.prompt.sequences.real
+        real = torch.nn.functional.pad(real, (0, slots - self.prompt.n_rows))
         visible[:, :-1] = real[:, None] & (columns[None] <= own[:, None])
         # Padding sees itself, so that no row is masked whole.
         visible[:, torch.arange(len(own), device=device), own] = True

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.catch_up import CatchUp
+from lit_kvpred.generation.context import ExactContext
 from lit_kvpred.generation.events import (
     Event,
     ExactEvent,
@@ -21,12 +23,8 @@ from lit_kvpred.generation.events import (
     TokenEvent,
     drain,
 )
-from lit_kvpred.generation.prefill import (
-    Prefill,
-    describe_prompt,
-    exact_prefill,
-    predicted_prefill,
-)
+from lit_kvpred.generation.prefill import Prefill, exact_prefill, predicted_prefill
+from lit_kvpred.generation.prompt import Prompt, describe_prompt
 from lit_kvpred.generation.reconciliation import Verdict, reconcile
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.sampling import TokenChooser
@@ -35,15 +33,13 @@ from lit_kvpred.generation.slice_budget import slice_rows_within
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
-from lit_kvpred.model.prefix import PrefixAuxiliary
-from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.correction import Correction
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
 
-PrefillFunction = Callable[[int | None], Prefill]
-"""Static length or None to a processed prompt."""
+PrefillFunction = Callable[[Prompt, int | None], Prefill]
+"""Prompt and static length, or None, to a processed prompt."""
 
 
 @dataclass
@@ -54,11 +50,13 @@ class GenerationOutput:
         sequences: ``(B, N + longest answer)`` long: prompts, then answers padded on the right.
         answers: The answers' token ids, one list a prompt, end-of-sequence token included.
         stats: Measures.
+        context: With ``keep_context`` the exact rows of prompt and answer but for its last token.
     """
 
     sequences: Tensor
     answers: list[list[int]]
     stats: GenerationStats
+    context: ExactContext | None = None
 
 
 def stream(
@@ -90,10 +88,10 @@ def stream(
         rows = slice_rows_within(model, correction.tpot_budget)
         correction = replace(correction, slice_rows=rows)
 
-    def prefill(static_length: int | None) -> Prefill:
-        return predicted_prefill(model, input_ids, attention_mask, static_length=static_length)
+    def prefill(prompt: Prompt, static_length: int | None) -> Prefill:
+        return predicted_prefill(model, prompt, static_length=static_length)
 
-    cut = model.auxiliary.cut if isinstance(model.auxiliary, PrefixAuxiliary) else None
+    cut = model.auxiliary.cut
     writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut)
     # The first token does not wait for the disk.
     release = model.release_auxiliary if settings.release_auxiliary else None
@@ -122,8 +120,8 @@ def generate_exact(
     """What the model behind ``adapter`` answers by itself; arguments and errors of `stream`."""
     settings = settings or GenerationSettings()
 
-    def prefill(static_length: int | None) -> Prefill:
-        return exact_prefill(adapter, input_ids, attention_mask, static_length=static_length)
+    def prefill(prompt: Prompt, static_length: int | None) -> Prefill:
+        return exact_prefill(adapter, prompt, static_length=static_length)
 
     writer = _Writer(adapter, input_ids, attention_mask, settings)
     return drain(writer.write(prefill))
@@ -141,15 +139,19 @@ class _Writer:
         correction: Correction | None = None,
         cut: DepthCut | None = None,
     ) -> None:
-        self.adapter, self.input_ids, self.settings = adapter, input_ids, settings
+        self.adapter, self.settings = adapter, settings
         self.correction, self.cut = correction, cut
         self.rule = settings.stop_rule(adapter.model)
-        self.sequences: Sequences = describe_prompt(
-            adapter, input_ids, attention_mask, settings.max_new_tokens
+        self.prompt = describe_prompt(
+            adapter, input_ids, attention_mask, settings.max_new_tokens, settings.context
         )
+        if settings.keep_context and len(input_ids) != 1:
+            raise ConfigurationError(
+                f"keep_context needs a single prompt, got {len(input_ids)}; answer them one by one"
+            )
         self.choose = TokenChooser(settings.sampling, input_ids.device)
         self.shown = [0] * len(input_ids)
-        self.stats = GenerationStats(prompt_tokens=int(self.sequences.real.sum()))
+        self.stats = GenerationStats(prompt_tokens=int(self.prompt.sequences.real.sum()))
 
     @torch.inference_mode()
     def write(
@@ -160,7 +162,7 @@ class _Writer:
     ) -> Generator[Event, None, GenerationOutput]:
         """Prefill, draft, correct, and decode to the end."""
         start = time.perf_counter()
-        first = prefill(self._static_length())
+        first = prefill(self.prompt, self._static_length())
         predicted = first.predicted_rows > 0
         answer = self._begin(first)
         self.stats.ttft_s = time.perf_counter() - start
@@ -169,8 +171,8 @@ class _Writer:
         yield from self._show(answer, limit=1, exact=not predicted)
         if after_first_token is not None:
             after_first_token()
+        catch_up = CatchUp(answer, self.prompt, self.cut, first.hidden)
         if predicted and self.correction is not None:
-            catch_up = CatchUp(answer, self.input_ids, self.sequences, self.cut, first.hidden)
             yield from self._draft(answer, self.correction, catch_up)
             if not answer.all_done or self.correction.policy != "commit":
                 verdict = self._reconcile(answer, catch_up, self.correction)
@@ -187,7 +189,21 @@ class _Writer:
             yield from self._show(answer, exact=is_exact)
         self.stats.total_s = time.perf_counter() - start
         self.stats.new_tokens = sum(map(len, answer.tokens))
-        return GenerationOutput(self._sequences(answer), answer.tokens, self.stats)
+        context = None
+        if self.settings.keep_context:
+            context = self._context(answer, None if is_exact else catch_up)
+        return GenerationOutput(self._sequences(answer), answer.tokens, self.stats, context)
+
+    def _context(self, answer: AnswerState, unfinished: CatchUp | None) -> ExactContext:
+        """Rows of prompt and answer, made exact where they are not."""
+        tokens = torch.tensor(answer.tokens, device=self.prompt.token_ids.device)[:, :-1]
+        if unfinished is not None:
+            unfinished.finish()
+            rows = torch.cat([self.prompt.token_ids[:, -1:], tokens], dim=1)
+            answer.feed(rows, torch.ones_like(rows, dtype=torch.bool))
+        answer.states.assert_exact()
+        ids = torch.cat([self.prompt.token_ids, tokens], dim=1)[0]
+        return ExactContext.of_cache(self.adapter, ids, answer.cache, answer.visible[0])
 
     def _static_length(self) -> int | None:
         if not self.settings.static_cache:
@@ -198,12 +214,15 @@ class _Writer:
         spare = 0 if self.correction is None else longest
         if self.correction is not None and self.correction.slice_rows is None:
             spare = self.correction.period
-        return self.input_ids.shape[1] + longest + spare
+        return self.prompt.n_rows + longest + spare
 
     def _begin(self, first: Prefill) -> AnswerState:
-        batch_size, length = self.input_ids.shape
-        states = RowStates.of_prompt(batch_size, length, first.predicted_rows)
-        answer = AnswerState(self.adapter, first.cache, self.sequences.real, states, self.rule)
+        prompt = self.prompt
+        states = RowStates.of_prompt(
+            prompt.batch_size, prompt.n_rows, first.predicted_rows, prompt.known
+        )
+        real = prompt.sequences.real
+        answer = AnswerState(self.adapter, first.cache, real, states, self.rule)
         answer.append(self.choose(first.logits))
         return answer
 
@@ -230,7 +249,7 @@ class _Writer:
     def _reconcile(self, answer: AnswerState, catch_up: CatchUp, correction: Correction) -> Verdict:
         self.stats.riding_rows = catch_up.done
         catch_up.finish()
-        return reconcile(answer, self.input_ids[:, -1:], correction, self.choose, self.shown)
+        return reconcile(answer, self.prompt.token_ids[:, -1:], correction, self.choose, self.shown)
 
     def _retract(self, verdict: Verdict) -> Generator[Event, None, None]:
         for row, kept in enumerate(verdict.kept):
@@ -253,8 +272,8 @@ class _Writer:
             padding = min(self.rule.eos_token_ids, default=0)
         longest = max(map(len, answer.tokens))
         padded = [tokens + [padding] * (longest - len(tokens)) for tokens in answer.tokens]
-        device = self.input_ids.device
-        return torch.cat([self.input_ids, torch.tensor(padded, device=device)], dim=1)
+        prompts = self.prompt.token_ids
+        return torch.cat([prompts, torch.tensor(padded, device=prompts.device)], dim=1)
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 from transformers import Cache
 
-from lit_kvpred.errors import PromptError
+from lit_kvpred.generation.prompt import Prompt, check_readable
 from lit_kvpred.model.caches import empty_cache, padding_mask
+from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
-from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import rows_of_cache
-from lit_kvpred.model.sequences import Sequences
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -24,8 +23,9 @@ class Prefill(NamedTuple):
     Attributes:
         logits: ``(B, V)``, prediction of the first answer token.
         cache: N rows.
-        predicted_rows: How many of them, from the first, are predicted.
-        hidden: ``(B, N, hidden)`` leaving the shared layers of a prefix; None for others.
+        predicted_rows: How many of them, from the first unknown one, are predicted.
+        hidden: ``(B, N - known, hidden)`` leaving the shared layers of a prefix, of the rows that
+            were not known; None for other auxiliaries.
     """
 
     logits: Tensor
@@ -34,162 +34,108 @@ class Prefill(NamedTuple):
     hidden: Tensor | None = None
 
 
-def describe_prompt(
-    adapter: FamilyAdapter,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    new_tokens: int = 0,
-) -> Sequences:
-    """Check a prompt batch and describe its positions.
-
-    Args:
-        adapter: The base's adapter.
-        input_ids: ``(B, N)`` long.
-        attention_mask: ``(B, N)``, 0 at left padding; None means no padding.
-        new_tokens: Tokens that shall follow the prompt.
-
-    Raises:
-        PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
-            the model's positions together with ``new_tokens``.
-    """
-    if input_ids.ndim != 2:
-        raise PromptError(
-            f"input_ids must be (prompts, tokens), got shape {tuple(input_ids.shape)}; "
-            "add a batch dimension"
-        )
-    if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
-        raise PromptError(
-            f"the prompt is empty (input_ids of shape {tuple(input_ids.shape)}); "
-            "give at least one token"
-        )
-    batch_size, length = input_ids.shape
-    sequences = Sequences.unpadded(batch_size, length, input_ids.device)
-    if attention_mask is not None:
-        if attention_mask.shape != input_ids.shape:
-            raise PromptError(
-                f"attention_mask {tuple(attention_mask.shape)} must have the shape of input_ids "
-                f"{tuple(input_ids.shape)}"
-            )
-        if not bool(attention_mask.bool().all()):
-            sequences = Sequences.padded(attention_mask)
-        _check_left_padding(sequences.real)
-    _check_readable(adapter, input_ids, sequences, new_tokens, reader="the base")
-    return sequences
-
-
-def _check_readable(
-    adapter: FamilyAdapter, input_ids: Tensor, sequences: Sequences, new_tokens: int, reader: str
-) -> None:
-    vocabulary = adapter.model.get_input_embeddings().weight.shape[0]
-    unknown = input_ids[(input_ids < 0) | (input_ids >= vocabulary)]
-    if unknown.numel() > 0:
-        raise PromptError(
-            f"the prompt holds token id {int(unknown[0])} but {reader} knows ids below "
-            f"{vocabulary}; tokenize it with the base's own tokenizer"
-        )
-    longest = int(sequences.real.sum(1).max()) + new_tokens
-    if adapter.max_positions is not None and longest > adapter.max_positions:
-        raise PromptError(
-            f"prompt and answer need {longest} positions ({longest - new_tokens} + {new_tokens}) "
-            f"but {reader} has {adapter.max_positions}; shorten the prompt or ask for fewer tokens"
-        )
-
-
-def _check_left_padding(real: Tensor) -> None:
-    if not bool(real.any(1).all()):
-        raise PromptError("a prompt of the batch is empty (all padding); leave it out")
-    if not bool((real.long().diff(dim=1) >= 0).all()):
-        raise PromptError(
-            "prompts must be padded on the left only; set tokenizer.padding_side = 'left'"
-        )
-
-
 def predicted_prefill(
-    model: KVPredictionModel,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    static_length: int | None = None,
+    model: KVPredictionModel, prompt: Prompt, *, static_length: int | None = None
 ) -> Prefill:
     """Predict the rows of all prompt tokens but the last ones; the base runs these (KVP 4.2).
 
-    The base runs ``model.exact_tail`` rows, all of them where the prompt is no longer.
+    The base runs ``model.exact_tail`` rows, all of them where the unknown part of the prompt is no
+    longer. Rows known from a context stay as they are.
     """
-    sequences = describe_prompt(model.adapter, input_ids, attention_mask)
     model.restore_auxiliary()
-    predicted_rows = max(0, input_ids.shape[1] - model.exact_tail)
-    if isinstance(model.auxiliary, PrefixAuxiliary):
-        return _prefix_prefill(model, input_ids, sequences, predicted_rows, static_length)
-    before = slice(predicted_rows)
-    if predicted_rows > 0:
-        auxiliary = model.auxiliary.adapter
-        _check_readable(auxiliary, input_ids[:, before], sequences[before], 0, "the auxiliary")
-    cache = model.predicted_cache(
-        input_ids[:, before], sequences[before], static_length=static_length
-    )
-    logits = _run_base(model.adapter, input_ids[:, predicted_rows:], sequences, cache)
-    return Prefill(logits, cache, predicted_rows)
+    if model.auxiliary.cut is not None:
+        return _prefix_prefill(model, model.auxiliary.cut, prompt, static_length)
+    stop = _first_exact(model, prompt)
+    cache = _known_cache(model.adapter, prompt, prompt.known, static_length)
+    if stop > prompt.known:
+        before = slice(stop)
+        ids, sequences = prompt.token_ids[:, before], prompt.sequences[before]
+        check_readable(model.auxiliary.adapter, ids, sequences, 0, "the auxiliary")
+        predicted = model.predict(model.read_auxiliary(ids, sequences)).after(prompt.known)
+        model.fill(cache, predicted, sequences[prompt.known :])
+        _restore_known(prompt, cache, stop)
+    logits = _run_base(model.adapter, prompt, stop, cache)
+    return Prefill(logits, cache, stop - prompt.known)
 
 
 def _prefix_prefill(
-    model: KVPredictionModel,
-    input_ids: Tensor,
-    sequences: Sequences,
-    predicted_rows: int,
-    static_length: int | None,
+    model: KVPredictionModel, cut: DepthCut, prompt: Prompt, static_length: int | None
 ) -> Prefill:
     """All rows through the shared layers, the last ones through the layers above as well."""
-    assert isinstance(model.auxiliary, PrefixAuxiliary)
-    adapter, cut = model.adapter, model.auxiliary.cut
-    cache = empty_cache(adapter.n_layers, static_length)
-    length = input_ids.shape[1]
+    adapter, known = model.adapter, prompt.known
+    stop = _first_exact(model, prompt)
+    # The last known row passes the shared layers again: features look one row back.
+    first = max(0, known - 1)
+    cache = _known_cache(adapter, prompt, first, static_length)
+    sequences = prompt.sequences[first:]
     with cut.adapter.record_norm_inputs() as norm_inputs:
         hidden = cut.run_lower(
-            input_ids,
+            prompt.token_ids[:, first:],
             cache,
             position_ids=sequences.position_ids,
-            attention_mask=padding_mask(sequences.real, cache),
+            attention_mask=padding_mask(prompt.sequences.real, cache),
         )
-    if predicted_rows > 0:
-        before = slice(predicted_rows)
+    if prompt.context is not None and known > first:
+        real = prompt.sequences.real
+        prompt.context.fill(cache, slice(first, known), real, cut.depth)
+    if stop > known:
+        rows = slice(first, prompt.n_rows)
         stored = [
-            (layer.keys[:, :, :length], layer.values[:, :, :length])
+            (layer.keys[:, :, rows], layer.values[:, :, rows])
             for layer in cache.layers[: cut.depth]
         ]
-        rows = rows_of_cache(adapter, stored, sequences.position_ids, norm_inputs, hidden=hidden)
-        predicted = model.predict(rows[before])._replace(exact=())
-        model.fill(cache, predicted, sequences[before])
-    arguments = {
-        "position_ids": sequences.position_ids[:, predicted_rows:],
-        "attention_mask": padding_mask(sequences.real, cache),
-    }
-    logits = cut.run_upper(hidden[:, predicted_rows:], cache, logits_to_keep=1, **arguments)
-    if cut.depth == adapter.n_layers:
-        predicted_rows = 0
+        read = rows_of_cache(adapter, stored, sequences, norm_inputs, hidden=hidden)
+        predicted = model.predict(read[: stop - first])._replace(exact=())
+        model.fill(cache, predicted.after(known - first), prompt.sequences[known:stop])
+        _restore_known(prompt, cache, stop, cut.depth)
+    hidden = hidden[:, known - first :]
+    logits = cut.run_upper(
+        hidden[:, stop - known :],
+        cache,
+        logits_to_keep=1,
+        position_ids=prompt.sequences.position_ids[:, stop:],
+        attention_mask=padding_mask(prompt.sequences.real, cache),
+    )
+    predicted_rows = 0 if cut.depth == adapter.n_layers else stop - known
     return Prefill(logits[:, -1].float(), cache, predicted_rows, hidden)
 
 
 def exact_prefill(
-    adapter: FamilyAdapter,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    static_length: int | None = None,
+    adapter: FamilyAdapter, prompt: Prompt, *, static_length: int | None = None
 ) -> Prefill:
     """The base's ordinary prefill, every layer keeping its full length."""
-    sequences = describe_prompt(adapter, input_ids, attention_mask)
+    cache = _known_cache(adapter, prompt, prompt.known, static_length)
+    return Prefill(_run_base(adapter, prompt, prompt.known, cache), cache)
+
+
+def _first_exact(model: KVPredictionModel, prompt: Prompt) -> int:
+    """Index of the first row behind the predicted ones."""
+    return max(prompt.known, prompt.n_rows - model.exact_tail)
+
+
+def _known_cache(
+    adapter: FamilyAdapter, prompt: Prompt, rows: int, static_length: int | None
+) -> Cache:
+    """A cache that holds the first ``rows`` rows of the context."""
     cache = empty_cache(adapter.n_layers, static_length)
-    return Prefill(_run_base(adapter, input_ids, sequences, cache), cache)
+    if prompt.context is not None and rows:
+        prompt.context.fill(cache, slice(rows), prompt.sequences.real)
+    return cache
 
 
-def _run_base(
-    adapter: FamilyAdapter, input_ids: Tensor, sequences: Sequences, cache: Cache
-) -> Tensor:
-    rows = input_ids.shape[1]
+def _restore_known(prompt: Prompt, cache: Cache, stop: int, first_layer: int = 0) -> None:
+    """Rows of the context that shorter prompts had to read again are exact all the same."""
+    if prompt.context is not None and not prompt.sequences.all_real:
+        slots = slice(prompt.known, stop)
+        prompt.context.restore(cache, slots, prompt.sequences.real, prompt.known, first_layer)
+
+
+def _run_base(adapter: FamilyAdapter, prompt: Prompt, first: int, cache: Cache) -> Tensor:
+    """Run the base over the rows from ``first`` on; ``(B, V)`` logits of the last."""
     output = adapter.model(
-        input_ids,
-        position_ids=sequences.position_ids[:, -rows:],
-        attention_mask=padding_mask(sequences.real, cache),
+        prompt.token_ids[:, first:],
+        position_ids=prompt.sequences.position_ids[:, first:],
+        attention_mask=padding_mask(prompt.sequences.real, cache),
         cache=cache,
         use_cache=True,
         logits_to_keep=1,

@@ -25,11 +25,12 @@ class RowStates:
         self._states = torch.empty(batch_size, 0, dtype=torch.int8)
 
     @classmethod
-    def of_prompt(cls, batch_size: int, rows: int, predicted: int) -> RowStates:
-        """States after a prefill of ``rows`` rows, of which the first ones are ``predicted``."""
+    def of_prompt(cls, batch_size: int, rows: int, predicted: int, known: int = 0) -> RowStates:
+        """States after a prefill of ``rows``: ``known`` ones, ``predicted`` ones, and the rest."""
         states = cls(batch_size)
+        states.append_computed(known)
         states.append_predicted(predicted)
-        states.append_computed(rows - predicted)
+        states.append_computed(rows - known - predicted)
         return states
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_kvpred.generation.context import ExactContext
 from lit_kvpred.generation.sampling import GREEDY, Sampling
 from lit_kvpred.generation.stopping import StopRule, eos_token_ids
 
@@ -24,6 +25,9 @@ class GenerationSettings:
         stop_after_text: Stop strings count only after something visible was written.
         tokenizer: Needed for stop strings.
         static_cache: Decode on a static cache instead of a dynamic one.
+        context: Exact rows of a text that prompts begin with; only what follows is read.
+        keep_context: Return the exact rows of prompt and answer, which are completed after the last
+            token where need be.
         release_auxiliary: Put the auxiliary's weights on disk after the prefill; they come back
             for the next prompt.
     """
@@ -35,6 +39,8 @@ class GenerationSettings:
     stop_after_text: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     static_cache: bool = False
+    context: ExactContext | None = None
+    keep_context: bool = False
     release_auxiliary: bool = False
 
     def stop_rule(self, base: PreTrainedModel) -> StopRule:

@@ -22,10 +22,10 @@ from torch import Tensor
 from lit_kvpred.cache_folder import cache_folder
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.catch_up import CatchUp
-from lit_kvpred.generation.prefill import describe_prompt, predicted_prefill
+from lit_kvpred.generation.prefill import predicted_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
-from lit_kvpred.model.prefix import PrefixAuxiliary
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -107,14 +107,13 @@ def _measure(model: KVPredictionModel, clock: Callable[[], float]) -> dict[int, 
 
 
 def _started(model: KVPredictionModel, ids: Tensor) -> CatchUp:
-    sequences = describe_prompt(model.adapter, ids, None)
-    first = predicted_prefill(model, ids)
-    states = RowStates.of_prompt(1, ids.shape[1], first.predicted_rows)
+    prompt = describe_prompt(model.adapter, ids, None)
+    first = predicted_prefill(model, prompt)
+    states = RowStates.of_prompt(1, prompt.n_rows, first.predicted_rows)
     rule = StopRule([], 10**9)
-    answer = AnswerState(model.adapter, first.cache, sequences.real, states, rule)
+    answer = AnswerState(model.adapter, first.cache, prompt.sequences.real, states, rule)
     answer.append(first.logits.argmax(-1))
-    cut = model.auxiliary.cut if isinstance(model.auxiliary, PrefixAuxiliary) else None
-    return CatchUp(answer, ids, sequences, cut, first.hidden)
+    return CatchUp(answer, prompt, model.auxiliary.cut, first.hidden)
 
 
 def _timed_step(catch_up: CatchUp, rows: int, clock: Callable[[], float]) -> float:

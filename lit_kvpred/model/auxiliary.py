@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lit_kvpred.errors import BaseModelError, ConfigurationError
 from lit_kvpred.model.configs import keep_layers
+from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.features import FeatureKind, Features, KeyValueFeatures, hidden_features
 from lit_kvpred.model.layer_map import (
@@ -45,8 +46,12 @@ class NetworkAuxiliary(nn.Module):
     """
 
     default_features: FeatureKind = "kv"
+    has_head = True
+    """Whether the auxiliary has logits of its own."""
     exact_layers = 0
     """Base layers whose rows the auxiliary computes exactly."""
+    cut: DepthCut | None = None
+    """Where these layers end in the base."""
 
     def __init__(
         self,

@@ -106,12 +106,13 @@ class HiddenFeatures(Features):
     def read(self, rows: CacheRows) -> dict[str, Tensor]:
         """The joined features; zeros before a document's first row."""
         assert rows.hidden is not None
-        assert rows.position_ids is not None
+        assert rows.sequences is not None
         hidden = rows.hidden.float()
         hidden = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
-        before = torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
-        # At left padding hidden states may be anything, NaN included.
-        before = before.masked_fill((rows.position_ids == 0)[..., None], 0.0)
+        previous = rows.sequences.previous_rows()[..., None]
+        before = hidden.gather(1, previous.clamp(min=0).expand_as(hidden))
+        # Masked, not multiplied: at padding hidden states may be anything, NaN included.
+        before = before.masked_fill(previous < 0, 0.0)
         last = self.last_layer
         parts = [hidden, before, rows.raw_keys[last].float(), rows.values[last].float()]
         return {"hidden": torch.cat(parts, dim=-1)}

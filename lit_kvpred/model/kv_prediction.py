@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -10,14 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import Auxiliary
-from lit_kvpred.model.caches import (
-    ReplayCache,
-    empty_cache,
-    filled_cache,
-)
+from lit_kvpred.model.caches import ReplayCache, filled_cache
 from lit_kvpred.model.family import FamilyAdapter, LayerShape, split_heads
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.least_squares import LeastSquaresFit, NormalEquations
@@ -29,6 +27,7 @@ from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.correction import Correction
 
 if TYPE_CHECKING:
+    from lit_kvpred.generation.context import ExactContext
     from lit_kvpred.generation.events import Event
     from lit_kvpred.generation.generate import GenerationOutput
     from lit_kvpred.generation.prefill import Prefill
@@ -54,6 +53,16 @@ class PredictedRows(NamedTuple):
         """Number of rows T."""
         first = self.exact[0][0] if self.exact else self.keys[0]
         return first.shape[2]
+
+    def after(self, rows: int) -> PredictedRows:
+        """The same without the first ``rows`` rows."""
+        if rows == 0:
+            return self
+        return PredictedRows(
+            [k[:, :, rows:] for k in self.keys],
+            [v[:, :, rows:] for v in self.values],
+            [(k[:, :, rows:], v[:, :, rows:]) for k, v in self.exact],
+        )
 
     @classmethod
     def of_exact(cls, rows: CacheRows, shapes: Sequence[LayerShape], first: int) -> PredictedRows:
@@ -118,7 +127,7 @@ class KVPredictionModel(nn.Module):
             raise ConfigurationError(
                 f"exact_tail must be a whole number of at least 1, got {exact_tail}"
             )
-        if isinstance(auxiliary, PrefixAuxiliary) and auxiliary.adapter.model is not base:
+        if auxiliary.cut is not None and auxiliary.adapter.model is not base:
             raise ConfigurationError(
                 "the prefix auxiliary was built from another model; pass the same base to both"
             )
@@ -163,7 +172,7 @@ class KVPredictionModel(nn.Module):
             document_ids: ``(B, T)`` long, packed documents per row, -1 at right padding.
         """
         sequences = describe_batch(input_ids, attention_mask, document_ids)
-        logits_from = None if isinstance(self.auxiliary, PrefixAuxiliary) else 0
+        logits_from = 0 if self.auxiliary.has_head else None
         auxiliary = self.read_auxiliary(input_ids, sequences, logits_from=logits_from)
         predicted = self.predict(auxiliary)
         logits = self.replay(predicted, input_ids, sequences)
@@ -263,11 +272,10 @@ class KVPredictionModel(nn.Module):
             "position_ids": sequences.position_ids[:, cut:],
             "attention_mask": sequences.attention_mask(self.adapter, cut),
         }
-        if hidden is not None and isinstance(self.auxiliary, PrefixAuxiliary):
+        shared = self.auxiliary.cut
+        if hidden is not None and shared is not None:
             rows = input_ids.shape[1] - cut
-            return self.auxiliary.cut.run_upper(
-                hidden[:, cut:], cache, logits_to_keep=rows, **arguments
-            )
+            return shared.run_upper(hidden[:, cut:], cache, logits_to_keep=rows, **arguments)
         return self.base(input_ids[:, cut:], cache=cache, use_cache=True, **arguments).logits
 
     def stored(
@@ -285,21 +293,24 @@ class KVPredictionModel(nn.Module):
 
     @torch.no_grad()
     def fit_least_squares(
-        self, batches: Iterable[Mapping[str, Tensor] | Tensor], *, ridge: float = 1e-4
+        self, batches: Iterable[Mapping[str, Tensor] | Tensor], *, ridge: float | None = None
     ) -> LeastSquaresFit:
         """Fit the predictor in closed form on exact base rows, in one pass over ``batches``.
 
         Args:
             batches: Token ids ``(B, T)``, or mappings with ``input_ids`` and optionally
                 ``attention_mask`` or ``document_ids``.
-            ridge: Penalty relative to the mean squared feature.
+            ridge: Penalty relative to the mean squared feature; None chooses it on every eighth
+                batch (1e-4 where there are fewer).
 
         Raises:
             ConfigurationError: If ``ridge`` is negative.
             ValueError: If ``batches`` is empty.
         """
-        if ridge < 0:
+        if ridge is not None and ridge < 0:
             raise ConfigurationError(f"ridge must not be negative, got {ridge}")
+        start = time.perf_counter()
+        forward = 0.0
         equations = NormalEquations(self.predictor)
         device = self.base.device
         for batch in batches:
@@ -309,26 +320,16 @@ class KVPredictionModel(nn.Module):
                 fields["input_ids"], fields.get("attention_mask"), fields.get("document_ids")
             )
             self.adapter.require_positions(sequences.position_ids)
+            before = time.perf_counter()
             auxiliary, base = self.read_both(fields["input_ids"], sequences)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            forward += time.perf_counter() - before
             equations.add(auxiliary, base, sequences.real)
-        return equations.solve_(ridge)
+        fit = equations.solve_(ridge)
+        return replace(fit, seconds=time.perf_counter() - start, forward_seconds=forward)
 
     # -- inference --------------------------------------------------------------------------
-
-    def predicted_cache(
-        self, input_ids: Tensor, sequences: Sequences, *, static_length: int | None = None
-    ) -> Cache:
-        """A base cache whose rows for ``input_ids`` ``(B, T)`` are all predicted; T may be 0.
-
-        Args:
-            input_ids: The prompt without its last tokens.
-            sequences: Of these tokens.
-            static_length: Slots of a static cache; None makes a dynamic one.
-        """
-        cache = empty_cache(self.adapter.n_layers, static_length)
-        if input_ids.shape[1] > 0:
-            self.fill(cache, self.predict(self.read_auxiliary(input_ids, sequences)), sequences)
-        return cache
 
     def fill(self, cache: Cache, predicted: PredictedRows, sequences: Sequences) -> None:
         """Append predicted rows to the layers of ``cache`` that they belong to.
@@ -353,6 +354,7 @@ class KVPredictionModel(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
+        context: ExactContext | None = None,
         static_length: int | None = None,
     ) -> Prefill:
         """Predict all prompt rows but the last, run the base on the last token (KVP 4.2).
@@ -360,6 +362,7 @@ class KVPredictionModel(nn.Module):
         Args:
             input_ids: ``(B, N)`` long, left-padded; N = 1 runs the base alone.
             attention_mask: ``(B, N)``, 0 at left padding.
+            context: Exact rows that the prompts begin with, from `exact_context` or an answer.
             static_length: Slots of a static cache; None makes a dynamic one.
 
         Returns:
@@ -369,8 +372,31 @@ class KVPredictionModel(nn.Module):
             PromptError: If the prompt is empty, too long, or padded on the right.
         """
         from lit_kvpred.generation.prefill import predicted_prefill
+        from lit_kvpred.generation.prompt import describe_prompt
 
-        return predicted_prefill(self, input_ids, attention_mask, static_length=static_length)
+        prompt = describe_prompt(self.adapter, input_ids, attention_mask, context=context)
+        return predicted_prefill(self, prompt, static_length=static_length)
+
+    @torch.inference_mode()
+    def exact_context(self, input_ids: Tensor, context: ExactContext | None = None) -> ExactContext:
+        """The base's own rows of a text that later prompts begin with, such as a system prompt.
+
+        Args:
+            input_ids: ``(1, C)`` long.
+            context: Exact rows to go on from.
+
+        Raises:
+            PromptError: If the text is empty, too long, or more than one.
+        """
+        from lit_kvpred.generation.context import ExactContext
+        from lit_kvpred.generation.prefill import exact_prefill
+        from lit_kvpred.generation.prompt import describe_prompt
+
+        prompt = describe_prompt(self.adapter, input_ids, None, context=context)
+        if prompt.batch_size != 1:
+            raise PromptError(f"a context is one text, got {prompt.batch_size}")
+        cache = exact_prefill(self.adapter, prompt).cache
+        return ExactContext.of_cache(self.adapter, input_ids[0], cache, prompt.sequences.real[0])
 
     def generate(
         self,
@@ -388,7 +414,8 @@ class KVPredictionModel(nn.Module):
             correction: Makes prompt and text exact after ``correction.period`` tokens; None stays
                 on the predicted prompt for good.
             **settings: Fields of `lit_kvpred.generation.settings.GenerationSettings`, such as
-                ``max_new_tokens``, ``sampling``, ``stop_strings``, ``static_cache``.
+                ``max_new_tokens``, ``sampling``, ``stop_strings``, ``static_cache``, ``context``
+                and ``keep_context`` (a conversation's later turns read only what is new).
 
         Returns:
             ``.sequences`` ``(B, N + answer)``, ``.answers`` and ``.stats``.

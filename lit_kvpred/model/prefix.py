@@ -34,6 +34,7 @@ class PrefixAuxiliary(nn.Module):
 
     kind = "prefix"
     default_features: FeatureKind = "hidden"
+    has_head = False
 
     def __init__(self, base: PreTrainedModel, depth: int) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class PrefixAuxiliary(nn.Module):
             base.values[:depth],
             hidden=base.hidden,
             stored=base.stored[:depth],
-            position_ids=base.position_ids,
+            sequences=base.sequences,
         )
 
     def describe(self) -> dict[str, Any]:

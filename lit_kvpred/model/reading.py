@@ -52,7 +52,7 @@ class CacheRows:
         logits: ``(B, rows, V)`` of the rows asked for, or None.
         hidden: ``(B, T, hidden)`` where asked for, or None.
         stored: Keys and values per layer as the cache holds them, split and rotated.
-        position_ids: ``(B, T)`` long, or None.
+        sequences: Positions and padding of the rows, or None.
     """
 
     raw_keys: Sequence[Tensor]
@@ -61,7 +61,7 @@ class CacheRows:
     logits: Tensor | None = None
     hidden: Tensor | None = None
     stored: Sequence[tuple[Tensor, Tensor]] = ()
-    position_ids: Tensor | None = None
+    sequences: Sequences | None = None
 
     def __getitem__(self, rows: slice) -> CacheRows:
         """The same rows restricted to a slice of the token axis (logits are dropped)."""
@@ -71,7 +71,7 @@ class CacheRows:
             PerLayer(len(self.values), lambda i: self.values[i][:, rows]),
             hidden=None if self.hidden is None else self.hidden[:, rows],
             stored=[(k[:, :, rows], v[:, :, rows]) for k, v in self.stored],
-            position_ids=None if self.position_ids is None else self.position_ids[:, rows],
+            sequences=None if self.sequences is None else self.sequences[rows],
         )
 
 
@@ -132,7 +132,7 @@ def read_rows(
     return rows_of_cache(
         adapter,
         [(layer.keys, layer.values) for layer in cache.layers],
-        sequences.position_ids,
+        sequences,
         norm_inputs,
         logits=logits,
         hidden=hidden[0] if hidden else None,
@@ -142,7 +142,7 @@ def read_rows(
 def rows_of_cache(
     adapter: FamilyAdapter,
     stored: Sequence[tuple[Tensor, Tensor]],
-    position_ids: Tensor,
+    sequences: Sequences,
     norm_inputs: Mapping[int, Tensor],
     *,
     logits: Tensor | None = None,
@@ -153,12 +153,12 @@ def rows_of_cache(
     Args:
         adapter: The adapter of the model that computed them.
         stored: Keys and values per layer as the cache holds them, ``(B, heads, T, dim)``.
-        position_ids: ``(B, T)`` long, of these rows.
+        sequences: Of these rows.
         norm_inputs: From `FamilyAdapter.record_norm_inputs` around the same forward.
         logits: Passed on.
         hidden: Passed on.
     """
-    tables = adapter.rotary_tables(position_ids)
+    tables = adapter.rotary_tables(sequences.position_ids)
     n_layers = len(stored)
     keys = PerLayer(n_layers, lambda i: tables.unrotate(stored[i][0], i))
 
@@ -174,7 +174,7 @@ def rows_of_cache(
         logits,
         hidden,
         stored,
-        position_ids,
+        sequences,
     )
 
 

@@ -62,6 +62,16 @@ class Sequences:
         documents = None if self.document_ids is None else self.document_ids[:, rows]
         return Sequences(self.position_ids[:, rows], self.real[:, rows], documents)
 
+    def previous_rows(self) -> Tensor:
+        """For each row the one before it in its document, ``(B, T)`` long; -1 where there is none.
+
+        Padding between two tokens is skipped.
+        """
+        slots = torch.arange(self.real.shape[1], device=self.real.device)
+        last_real = torch.where(self.real, slots, -1).cummax(1).values
+        before = torch.nn.functional.pad(last_real, (1, 0), value=-1)[:, :-1]
+        return before.masked_fill(self.position_ids == 0, -1)
+
     def attention_mask(
         self, adapter: FamilyAdapter, first_query: int = 0
     ) -> Tensor | dict[str, Tensor] | None:

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_kvpred.datamodules.rows import PackedRows, PaddedRows, collate, make_row, spread
+from lit_kvpred.datamodules.rows import PackedRows, PaddedRows, collate, make_row
+from lit_kvpred.datamodules.spread import spread
 
 
 class Documents:

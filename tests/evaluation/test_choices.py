@@ -8,6 +8,7 @@ import torch
 from lit_kvpred.errors import PromptError
 from lit_kvpred.evaluation.choices import continuation_log_likelihoods, split_continuation
 from lit_kvpred.generation.prefill import exact_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.model.family import FamilyAdapter
 from tests.base_folders import BYTE_VOCABULARY, byte_tokenizer
 from tests.tiny_models import tiny_model
@@ -20,7 +21,7 @@ def test_likelihoods_equal_a_plain_forward(family):
 
     def prefill(ids: torch.Tensor):
         calls.append(ids)
-        return exact_prefill(adapter, ids)
+        return exact_prefill(adapter, describe_prompt(adapter, ids, None))
 
     context, choices = "The sky is", [" blue", " g", " very green"]
     found = continuation_log_likelihoods(model, prefill, tokenizer, context, choices)

@@ -11,6 +11,7 @@ from lit_kvpred.evaluation.quality import TextQuality, compare
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.sequences import Sequences
+from tests.model.predicted import predicted_cache
 from tests.tiny_models import tiny_model
 
 
@@ -49,7 +50,7 @@ def test_measures_by_hand(model):
     with torch.no_grad():
         exact = model.base(batch).logits[0, cut:].double().log_softmax(-1)
         auxiliary = model.auxiliary.model(batch).logits[0, cut:].double().log_softmax(-1)
-        cache = model.predicted_cache(batch[:, :cut], Sequences.unpadded(1, cut, batch.device))
+        cache = predicted_cache(model, batch[:, :cut], Sequences.unpadded(1, cut, batch.device))
         positions = torch.arange(cut, 12)[None]
         logits = model.base(batch[:, cut:], position_ids=positions, cache=cache).logits
         predicted = logits[0].double().log_softmax(-1)

@@ -5,6 +5,7 @@ import torch
 
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.prefill import exact_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
 from lit_kvpred.model.caches import n_rows
@@ -18,7 +19,9 @@ def _begun(base, prompts, rule=None, static_length=None) -> AnswerState:
     """An answer of which nothing is written yet, behind an exact prompt."""
     ids, mask = left_padded(prompts)
     adapter = FamilyAdapter(base)
-    prefill = exact_prefill(adapter, ids, mask, static_length=static_length)
+    prefill = exact_prefill(
+        adapter, describe_prompt(adapter, ids, mask), static_length=static_length
+    )
     states = RowStates(len(prompts))
     states.append_computed(ids.shape[1])
     rule = rule or StopRule([], 100)

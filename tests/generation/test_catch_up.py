@@ -13,7 +13,8 @@ from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.catch_up import CatchUp
 from lit_kvpred.generation.events import ExactEvent, RetractionEvent, TokenEvent
 from lit_kvpred.generation.generate import generate_exact
-from lit_kvpred.generation.prefill import describe_prompt, predicted_prefill
+from lit_kvpred.generation.prefill import predicted_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.row_states import RowState, RowStates
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.stopping import StopRule
@@ -38,15 +39,12 @@ def _model(family: str, kind: str, tail: int = 1) -> KVPredictionModel:
 
 def _started(model, prompts, static_length=None) -> tuple[AnswerState, CatchUp]:
     ids, mask = left_padded(prompts)
-    sequences = describe_prompt(model.adapter, ids, mask)
-    first = predicted_prefill(model, ids, mask, static_length=static_length)
-    states = RowStates(len(ids))
-    states.append_predicted(first.predicted_rows)
-    states.append_computed(ids.shape[1] - first.predicted_rows)
+    prompt = describe_prompt(model.adapter, ids, mask)
+    first = predicted_prefill(model, prompt, static_length=static_length)
+    states = RowStates.of_prompt(len(ids), prompt.n_rows, first.predicted_rows)
     answer = AnswerState(model.adapter, first.cache, mask.bool(), states, StopRule([], 100))
     answer.append(first.logits.argmax(-1))
-    cut = model.auxiliary.cut if model.auxiliary.kind == "prefix" else None
-    return answer, CatchUp(answer, ids, sequences, cut, first.hidden)
+    return answer, CatchUp(answer, prompt, model.auxiliary.cut, first.hidden)
 
 
 @pytest.mark.parametrize("family", _SERVED)

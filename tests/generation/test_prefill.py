@@ -7,9 +7,9 @@ import torch
 from transformers import DynamicCache
 
 from lit_kvpred.errors import PromptError
-from lit_kvpred.generation.prefill import describe_prompt, exact_prefill, predicted_prefill
+from lit_kvpred.generation.prefill import exact_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.model.auxiliary import build_auxiliary
-from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from tests.tiny_models import (
     FAMILIES,
@@ -58,7 +58,7 @@ def test_the_exact_prefill_is_the_bases_own(family):
     adapter = _predicting(family).adapter
     base = adapter.model
     ids, mask = left_padded(_PROMPTS)
-    prefill = exact_prefill(adapter, ids, mask)
+    prefill = exact_prefill(adapter, describe_prompt(adapter, ids, mask))
     for row, prompt in enumerate(_PROMPTS):
         cache = DynamicCache()
         expected = base(prompt[None], cache=cache, use_cache=True).logits[0, -1]
@@ -103,7 +103,9 @@ def test_a_static_cache_holds_the_same_rows(family):
     ids, mask = left_padded(_PROMPTS)
     for make in (
         lambda length: model.prefill(ids, mask, static_length=length),
-        lambda length: exact_prefill(model.adapter, ids, mask, static_length=length),
+        lambda length: exact_prefill(
+            model.adapter, describe_prompt(model.adapter, ids, mask), static_length=length
+        ),
     ):
         dynamic, static = make(None), make(20)
         torch.testing.assert_close(static.logits, dynamic.logits, **_CLOSE)
@@ -124,7 +126,7 @@ def test_the_vocabulary_is_projected_for_the_last_row_only():
     model.auxiliary.model.lm_head.register_forward_pre_hook(lambda *_: rows.append("auxiliary"))
     ids = random_ids(2, 9)
     model.prefill(ids)
-    exact_prefill(model.adapter, ids)
+    exact_prefill(model.adapter, describe_prompt(model.adapter, ids, None))
     assert rows == [(2, 1, 32)] * 2
 
 
@@ -142,7 +144,8 @@ def test_logits_are_float32_whatever_the_base():
     base = tiny_model("llama", dtype=torch.bfloat16)
     model = identity_model(base)
     assert model.prefill(random_ids(1, 4)).logits.dtype == torch.float32
-    assert exact_prefill(model.adapter, random_ids(1, 4)).logits.dtype == torch.float32
+    prompt = describe_prompt(model.adapter, random_ids(1, 4), None)
+    assert exact_prefill(model.adapter, prompt).logits.dtype == torch.float32
 
 
 def test_prefill_asks_no_gradient():
@@ -153,73 +156,12 @@ def test_prefill_asks_no_gradient():
 # -- prompts that can't be served ----------------------------------------------------------------
 
 
-def _adapter() -> FamilyAdapter:
-    return FamilyAdapter(tiny_model("gpt2"))
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((1, 0), "the prompt is empty"),
-        ((0, 4), "the prompt is empty"),
-        ((3,), "add a batch dimension"),
-        ((1, 2, 3), "add a batch dimension"),
-    ],
-)
-def test_an_empty_prompt_is_refused(shape, message):
-    with pytest.raises(PromptError, match=message):
-        describe_prompt(_adapter(), torch.ones(shape, dtype=torch.long), None)
-
-
-@pytest.mark.parametrize("wrong", [128, 5000, -1])
-def test_an_unknown_token_is_refused(wrong):
-    with pytest.raises(PromptError, match=f"token id {wrong} .* knows ids below 128"):
-        describe_prompt(_adapter(), torch.tensor([[4, wrong, 5]]), None)
-
-
-def test_a_mask_of_another_shape_is_refused():
-    with pytest.raises(PromptError, match=r"attention_mask \(1, 3\) must have the shape"):
-        describe_prompt(_adapter(), random_ids(1, 4), torch.ones(1, 3))
-
-
-@pytest.mark.parametrize("mask", [[1, 1, 0], [1, 0, 1], [0, 1, 0]])
-def test_padding_on_the_right_or_inside_is_refused(mask):
-    with pytest.raises(PromptError, match="padded on the left only"):
-        describe_prompt(_adapter(), random_ids(1, 3), torch.tensor([mask]))
-
-
-def test_a_prompt_of_nothing_but_padding_is_refused():
-    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
-    with pytest.raises(PromptError, match="all padding"):
-        describe_prompt(_adapter(), random_ids(2, 3), mask)
-
-
-@pytest.mark.parametrize(
-    ("length", "new", "fits"), [(256, 0, True), (257, 0, False)] + [(250, 6, True), (250, 7, False)]
-)
-def test_a_prompt_beyond_the_positions_is_refused(length, new, fits):
-    adapter, ids = _adapter(), random_ids(1, length)
-    if fits:
-        assert describe_prompt(adapter, ids, None, new).position_ids.shape == (1, length)
-        return
-    with pytest.raises(PromptError, match=rf"need {length + new} positions \({length} \+ {new}\)"):
-        describe_prompt(adapter, ids, None, new)
-
-
-def test_padding_takes_no_position():
-    ids, mask = left_padded([random_ids(256), random_ids(3)])
-    wide = torch.cat([torch.zeros(2, 9, dtype=torch.long), ids], dim=1)
-    mask = torch.cat([torch.zeros(2, 9, dtype=torch.long), mask], dim=1)
-    assert int(describe_prompt(_adapter(), wide, mask).position_ids.max()) == 255
-
-
 def test_every_way_in_checks_the_prompt():
     model = predicting_model(tiny_model("gpt2"))
     wrong = torch.tensor([[4, 128]])
     for prefill in (
         lambda: model.prefill(wrong),
-        lambda: predicted_prefill(model, wrong),
-        lambda: exact_prefill(model.adapter, wrong),
+        lambda: model.exact_context(wrong),
         lambda: model.generate(wrong, max_new_tokens=2),
         lambda: model.stream(wrong, max_new_tokens=2),
     ):

@@ -8,7 +8,8 @@ from transformers import DynamicCache
 
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.catch_up import CatchUp
-from lit_kvpred.generation.prefill import describe_prompt, predicted_prefill
+from lit_kvpred.generation.prefill import predicted_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.reconciliation import Verdict, reconcile
 from lit_kvpred.generation.row_states import RowState, RowStates
 from lit_kvpred.generation.sampling import Sampling, TokenChooser
@@ -34,7 +35,8 @@ def _model(family: str) -> KVPredictionModel:
 def _drafted(model, prompts, drafts, *, rule=None, static_length=None) -> AnswerState:
     """An answer on predicted prompts, with given drafts written into its cache."""
     ids, mask = left_padded(prompts)
-    prefill = predicted_prefill(model, ids, mask, static_length=static_length)
+    prompt = describe_prompt(model.adapter, ids, mask)
+    prefill = predicted_prefill(model, prompt, static_length=static_length)
     states = RowStates(len(prompts))
     states.append_predicted(ids.shape[1] - 1)
     states.append_computed(1)
@@ -50,7 +52,7 @@ def _drafted(model, prompts, drafts, *, rule=None, static_length=None) -> Answer
 
 def _reconciled(answer, prompts, correction, shown=None) -> Verdict:
     ids, mask = left_padded(prompts)
-    CatchUp(answer, ids, describe_prompt(answer.adapter, ids, mask)).finish()
+    CatchUp(answer, describe_prompt(answer.adapter, ids, mask)).finish()
     shown = shown or [0] * len(prompts)
     return reconcile(answer, ids[:, -1:], correction, _GREEDY, shown)
 
@@ -211,7 +213,7 @@ def test_catching_up_forgets_every_predicted_row():
     base = tiny_model("gemma2", weight_scale=8.0)
     answer = _drafted(predicting_model(base), _PROMPTS, [[5, 6], [7, 8], [9, 10]])
     ids, mask = left_padded(_PROMPTS)
-    CatchUp(answer, ids, describe_prompt(answer.adapter, ids, mask)).finish()
+    CatchUp(answer, describe_prompt(answer.adapter, ids, mask)).finish()
     assert n_rows(answer.cache) == answer.states.n_rows == answer.visible.shape[1] == 11
     assert answer.states.count(RowState.EXACT) == 33
     for row, prompt in enumerate(_PROMPTS[1:], start=1):
@@ -238,5 +240,5 @@ def test_catching_up_projects_no_vocabulary():
     calls = []
     model.base.lm_head.register_forward_pre_hook(lambda *_: calls.append(1))
     ids, mask = left_padded(_PROMPTS)
-    CatchUp(answer, ids, describe_prompt(answer.adapter, ids, mask)).finish()
+    CatchUp(answer, describe_prompt(answer.adapter, ids, mask)).finish()
     assert not calls

@@ -12,6 +12,7 @@ from lit_kvpred.errors import ConfigurationError, UnsupportedFamilyError
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
 from lit_kvpred.model.reading import mean_absolute_error
+from tests.model.predicted import predicted_cache
 from tests.model.projections import replaced_projections
 from tests.tiny_models import (
     FAMILIES,
@@ -113,7 +114,7 @@ def test_an_auxiliary_with_other_rotation_speaks_of_the_same_keys():
         base(ids, cache=exact, use_cache=True)
         network(ids, cache=other, use_cache=True)
     assert not torch.allclose(other.layers[0].keys, exact.layers[0].keys, atol=1e-2)
-    cache = model.predicted_cache(ids, sequences)
+    cache = predicted_cache(model, ids, sequences)
     torch.testing.assert_close(cache.layers[0].keys, exact.layers[0].keys, **_CLOSE)
 
 
@@ -501,8 +502,8 @@ def test_describing_a_batch():
 def test_predicted_cache_holds_no_number_that_is_not_finite(static_length):
     model = predicting_model(tiny_model("gemma2"))
     mask = torch.tensor([[0] * 5, [0, 0, 1, 1, 1], [1] * 5])
-    cache = model.predicted_cache(
-        random_ids(3, 5), describe_batch(random_ids(3, 5), mask), static_length=static_length
+    cache = predicted_cache(
+        model, random_ids(3, 5), describe_batch(random_ids(3, 5), mask), static_length=static_length
     )
     for layer in cache.layers:
         assert layer.keys.shape[2] == (static_length or 5)
@@ -517,8 +518,8 @@ def test_predicted_cache_holds_no_number_that_is_not_finite(static_length):
 def test_predicted_cache_of_nothing(static_length):
     model = predicting_model(tiny_model("llama"))
     nothing = torch.empty(2, 0, dtype=torch.long)
-    cache = model.predicted_cache(
-        nothing, describe_batch(nothing, None), static_length=static_length
+    cache = predicted_cache(
+        model, nothing, describe_batch(nothing, None), static_length=static_length
     )
     assert int(cache.get_seq_length()) == 0
 

@@ -8,7 +8,7 @@ from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import LayerShape
 from lit_kvpred.model.features import KeyValueFeatures
 from lit_kvpred.model.kv_prediction import describe_batch
-from lit_kvpred.model.least_squares import NormalEquations
+from lit_kvpred.model.least_squares import RIDGES, NormalEquations
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.reading import CacheRows, mean_absolute_error
 from tests.tiny_models import identity_model, left_padded, predicting_model, random_ids, tiny_model
@@ -57,6 +57,10 @@ def _predictor_of_teacher() -> KVPredictor:
 
 def _all(rows: CacheRows) -> torch.Tensor:
     return torch.ones(rows.raw_keys[0].shape[:2], dtype=torch.bool)
+
+
+def _row(rows: CacheRows, i: int) -> CacheRows:
+    return CacheRows([k[i : i + 1] for k in rows.raw_keys], [], [v[i : i + 1] for v in rows.values])
 
 
 def _solution(linear: torch.nn.Linear) -> np.ndarray:
@@ -173,6 +177,57 @@ def test_fewer_rows_than_features_still_fit():
     keys, _ = predictor(auxiliary)
     for predicted, target in zip(keys, base.raw_keys, strict=True):
         torch.testing.assert_close(predicted, target, atol=2e-2, rtol=2e-2)
+
+
+def _equations(noise: float, batches: int, rows: int) -> NormalEquations:
+    auxiliary = _auxiliary_rows(batches, rows)
+    base = _noisy_rows(auxiliary, noise)
+    return _added_one_by_one(NormalEquations(_predictor()), auxiliary, base)
+
+
+def _added_one_by_one(equations: NormalEquations, auxiliary, base) -> NormalEquations:
+    real = torch.ones(1, auxiliary.raw_keys[0].shape[1], dtype=torch.bool)
+    for i in range(len(auxiliary.raw_keys[0])):
+        equations.add(_row(auxiliary, i), _row(base, i), real)
+    return equations
+
+
+def test_the_ridge_is_chosen_by_batches_kept_apart():
+    torch.manual_seed(2)
+    clean = _equations(noise=0.0, batches=16, rows=30).solve_()
+    assert clean.ridge == min(RIDGES)
+    # Hardly more rows than features and noise far above the signal: least weights err least.
+    noisy = _equations(noise=100.0, batches=16, rows=2).solve_()
+    assert noisy.ridge == max(RIDGES)
+
+
+def test_batches_kept_apart_are_used_in_the_end():
+    auxiliary = _auxiliary_rows(16, 20)
+    base = _noisy_rows(auxiliary, 1.0)
+    chosen, given = _predictor(), _predictor()
+    fit = _added_one_by_one(NormalEquations(chosen), auxiliary, base).solve_()
+    assert fit.tokens == 320
+    equations = NormalEquations(given)
+    equations.add(auxiliary, base, _all(auxiliary))
+    equations.solve_(fit.ridge)
+    for a, b in zip(chosen.parameters(), given.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_solving_again_changes_nothing():
+    equations = _equations(noise=1.0, batches=9, rows=20)
+    first = equations.solve_(1e-3)
+    assert equations.solve_(1e-3) == first
+
+
+def test_with_few_batches_the_ridge_is_the_usual_one():
+    assert _equations(noise=1.0, batches=7, rows=20).solve_().ridge == 1e-4
+
+
+def test_the_wall_time_is_told():
+    model = predicting_model(tiny_model("llama"))
+    fit = model.fit_least_squares([random_ids(2, 16)])
+    assert 0 < fit.forward_seconds < fit.seconds
 
 
 def test_no_row_is_an_error():

@@ -14,6 +14,7 @@ from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
 from lit_kvpred.objective import Objective, training_losses
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.unreached import freeze_unreached
+from tests.model.predicted import predicted_cache
 from tests.tiny_models import FAMILIES, ISSUE_FAMILIES, left_padded, random_ids, tiny_model
 
 _CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -88,7 +89,7 @@ def test_prefill_is_the_base_on_the_predicted_cache(family):
     """The last row through the upper layers alone = the whole base on all rows but the last."""
     model, ids = _model(family), random_ids(2, 12)
     sequences = describe_batch(ids[:, :-1], None)
-    cache = model.predicted_cache(ids[:, :-1], sequences)
+    cache = predicted_cache(model, ids[:, :-1], sequences)
     expected = model.base(ids[:, -1:], cache=cache, use_cache=True).logits[:, -1]
     torch.testing.assert_close(model.prefill(ids).logits, expected, **_CLOSE)
 

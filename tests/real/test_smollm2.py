@@ -10,6 +10,7 @@ import torch
 
 from lit_kvpred.generation.events import TokenEvent
 from lit_kvpred.generation.prefill import exact_prefill
+from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.losses import reduce_layers
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.caches import RecordingCache
@@ -62,7 +63,7 @@ def test_identity_predictor_reproduces_the_base(real_base, ids):
         real_base, build_auxiliary(real_base, "pruned", keep=list(range(30)))
     ).eval()
     model.predictor.set_identity_()
-    exact = exact_prefill(model.adapter, ids)
+    exact = exact_prefill(model.adapter, describe_prompt(model.adapter, ids, None))
     predicted = model.prefill(ids)
     assert (predicted.logits - exact.logits).abs().max() < 2e-3
     for ours, theirs in zip(predicted.cache.layers, exact.cache.layers, strict=True):
