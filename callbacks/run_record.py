@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
+from lit_kvpred.evaluation.environment import versions
 from lit_kvpred.evaluation.ttft import n_parameters
 from lit_kvpred.model.artefact import base_reference
 from lit_kvpred.module import KVPredictionModule
 from lit_kvpred.report import write_report, write_run_facts
 
-_PACKAGES = (
-    "lit-kvpred",
-    "torch",
-    "lightning",
-    "transformers",
-    "datasets",
-    "torchmetrics",
-    "safetensors",
-)
 _OBJECTIVE = (
     "base_weight",
     "auxiliary_weight",
@@ -112,7 +102,7 @@ def run_facts(trainer: Trainer, module: KVPredictionModule) -> dict[str, Any]:
         "data": describe(),
         "trainable_parameters": sum(p.numel() for p in module.parameters() if p.requires_grad),
         "seed": hparams.seed,
-        "versions": {"python": platform.python_version(), **{n: version(n) for n in _PACKAGES}},
+        "versions": versions(),
         "threads": torch.get_num_threads(),
         "device": str(module.device),
         "precision": str(trainer.precision),

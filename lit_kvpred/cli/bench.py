@@ -26,7 +26,7 @@ def bench(
     rounds: int = 3,
     threads: list[int] | int | None = None,
     text: str = "stdlib",
-    out: str | None = None,
+    json: str | None = None,
 ) -> None:
     """Time base, predicted prompt and catch-up side by side on real text.
 
@@ -41,11 +41,12 @@ def bench(
         rounds: Timed rounds, each on another document, after one warm-up round.
         threads: Numbers of threads; by default what torch uses.
         text: Where prompts are cut from: a file, folder, glob, hub data set, or stdlib.
-        out: File for all figures as JSON.
+        json: File for all figures, with quartiles, and the environment.
     """
     import torch
 
     from lit_kvpred.evaluation.end_to_end import Variant, measure_answers
+    from lit_kvpred.evaluation.environment import environment
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
@@ -54,10 +55,9 @@ def bench(
         raise ConfigurationError("--rounds and --new_tokens must be at least 1")
     variants = [
         Variant("predicted", None),
-        Variant("at once", Correction(1, threshold, policy="retract")),
         *(
-            Variant(f"{m} rows", Correction(1, threshold, policy="retract", slice_rows=m))
-            for m in _listed(slice_rows, [64, 256])
+            Variant("catch_up", Correction(1, threshold, policy="retract", slice_rows=m))
+            for m in (None, *_listed(slice_rows, [64, 256]))
         ),
     ]
     model = KVPredictionModel.from_pretrained(artefact, base)
@@ -68,18 +68,20 @@ def bench(
         torch.set_num_threads(count)
         for length in lengths:
             prompts = list(_prompts(text, tokenizer, length, rounds))
-            records.append(measure_answers(model, prompts, variants, new_tokens=new_tokens))
-            _print_table(records[-1])
-            if out is not None:
-                Path(out).write_text(json.dumps(records, indent=2) + "\n")
+            rows = measure_answers(model, prompts, variants, new_tokens=new_tokens)
+            _print_table(rows)
+            records += rows
+            if json is not None:
+                _write(Path(json), {"environment": environment(model), "results": records})
     sys.stdout.write(_LEGEND)
 
 
 _LEGEND = """\
 predicted: the prompt stays predicted. at once: the exact prompt is computed right after the first
-token. N rows: N exact prompt rows ride on each decode step. Times are medians; "of base" relates
-them to the base's. "step meanwhile" is a decode step before the prompt is exact. "same text": share
-of answers that are the base's own. "taken back": drafted tokens rejected, of those judged.
+token. N rows: N exact prompt rows ride on each decode step. Times are medians; "of base" is the
+median ratio to the base in the same round. "step meanwhile" is a decode step before the prompt is
+exact. "same text": share of answers that are the base's own. "taken back": drafted tokens rejected,
+of those judged.
 """
 
 
@@ -126,49 +128,58 @@ def _prompts(source: str, tokenizer: Any, length: int, number: int) -> Iterator[
     )
 
 
-def _print_table(record: dict[str, Any]) -> None:
+def _print_table(records: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    base = records[0]
     title = (
-        f"{record['prompt_tokens']} prompt tokens, {record['new_tokens']} new; "
-        f"{record['threads']} threads, {record['dtype']}"
+        f"{base['prompt_tokens']} prompt tokens, {base['new_tokens']} new; "
+        f"{base['threads']} threads, {base['dtype']}"
     )
-    variants = record["variants"]
-    base = variants["base"]
-    table = Table("", *variants, title=title, title_justify="left")
+    table = Table("", *map(_heading, records), title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
-    for label, name, relative in _ROWS:
-        cells = [row[name] for row in variants.values()]
-        table.add_row(label, *("-" if c is None else _duration(c["median"]) for c in cells))
-        if relative:
-            reference = base[name]["median"]
-            table.add_row("  of base", *(f"{c['median'] / reference:.2f}" for c in cells))
-    table.add_row("peak memory", *(_megabytes(row["peak_bytes"]) for row in variants.values()))
-    ratios = [f"{row['flops'] / base['flops']:.2f}" for row in variants.values()]
-    table.add_row("FLOPs of base", *ratios)
-    table.add_row("same text", *(f"{row['same_text']:.0%}" for row in variants.values()))
-    taken = [f"{row['retracted']:.1f}/{row['drafted']:.1f}" for row in variants.values()]
-    table.add_row("taken back", *taken)
-    Console(file=sys.stdout).print(table)
+    for label, name in _TIMES:
+        table.add_row(label, *(_duration(record[name]) for record in records))
+        ratio = name.replace("_s", "_ratio")
+        if ratio in base:
+            table.add_row("  of base", *(f"{record[ratio]['median']:.2f}" for record in records))
+    table.add_row("peak memory", *(_megabytes(record["peak_mb"]) for record in records))
+    whole = base["flops"]["total"]
+    table.add_row("FLOPs of base", *(f"{r['flops']['total'] / whole:.2f}" for r in records))
+    least = [f"{1 / record['flops']['bound_speedup']:.2f}" for record in records]
+    table.add_row("first token's FLOPs", *least)
+    table.add_row("same text", *(f"{record['same_text']:.0%}" for record in records))
+    table.add_row("taken back", *(f"{r['retracted']:.1f}/{r['drafted']:.1f}" for r in records))
+    Console(file=sys.stdout, width=max(80, 22 + 14 * len(records))).print(table)
 
 
-_ROWS = (
-    ("first token", "ttft_s", True),
-    ("step meanwhile", "tpot_during_s", False),
-    ("step after", "tpot_after_s", False),
-    ("exact after", "time_to_exact_s", False),
-    ("whole answer", "total_s", True),
+_TIMES = (
+    ("first token", "ttft_s"),
+    ("step meanwhile", "tpot_during_s"),
+    ("step after", "tpot_after_s"),
+    ("exact after", "time_to_exact_s"),
+    ("whole answer", "total_s"),
 )
 
 
-def _megabytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 1e6:.0f} MB"
+def _heading(record: dict[str, Any]) -> str:
+    if record["system"] != "catch_up":
+        return str(record["system"])
+    return "at once" if record["slice_rows"] is None else f"{record['slice_rows']} rows"
 
 
-def _duration(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms"
+def _megabytes(size: float | None) -> str:
+    return "-" if size is None else f"{size:.0f} MB"
+
+
+def _duration(seconds: dict[str, float] | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds['median']:.0f} ms"
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def run(words: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ All variants answer the same prompts, interleaved in one process after a warm-up
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from lit_kvpred.evaluation.timing import Seconds, interleaved_results
 from lit_kvpred.evaluation.ttft import to_first_token
 from lit_kvpred.generation.generate import GenerationOutput, generate, generate_exact
 from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
 
@@ -31,12 +32,18 @@ class Variant:
     """One way to answer.
 
     Attributes:
-        name: For tables.
+        system: ``predicted`` or ``catch_up``.
         correction: None stays on the predicted prompt.
     """
 
-    name: str
+    system: str
     correction: Correction | None
+
+    @property
+    def slice_rows(self) -> int | None:
+        """Exact prompt rows that ride on a decode step; None for all at once, or none at all."""
+        rows = None if self.correction is None else self.correction.slice_rows
+        return rows if isinstance(rows, int) else None
 
 
 @torch.inference_mode()
@@ -46,7 +53,7 @@ def measure_answers(
     variants: Sequence[Variant],
     *,
     new_tokens: int = 64,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Time whole answers to prompts of one length.
 
     Args:
@@ -56,12 +63,14 @@ def measure_answers(
         new_tokens: Tokens of each answer; end-of-sequence tokens don't end it.
 
     Returns:
-        ``prompt_tokens``, ``new_tokens``, ``threads``, ``dtype`` and under ``variants``, by name
-        with ``base`` first: ``ttft_s``, ``total_s``, ``time_to_exact_s``, ``tpot_during_s`` (a
-        decode step before the prompt is exact) and ``tpot_after_s``, each with quartiles;
-        ``peak_bytes`` of process memory (None where the system can't tell); ``flops``;
-        ``same_text``, the share of answers that are the base's; ``drafted`` and ``retracted``
-        tokens.
+        A record for ``base`` and for each variant: ``system``, ``slice_rows``, ``prompt_tokens``,
+        ``new_tokens``, ``batch_size``, ``threads``, ``dtype``; ``ttft_s``, ``total_s``,
+        ``time_to_exact_s``, ``tpot_s`` (all decode steps), ``tpot_during_s`` (those before the
+        prompt is exact) and ``tpot_after_s``, each with quartiles or None; ``ttft_ratio`` and
+        ``total_ratio``, quartiles of the ratio to the base's time in the same round; ``peak_mb`` of
+        process memory (None where the system can't tell); ``flops`` (``prefill``, ``total`` and
+        ``bound_speedup`` of the first token); ``same_text``, the share of answers that are the
+        base's; ``drafted`` and ``retracted`` tokens.
 
     Raises:
         ConfigurationError: If there is no prompt or lengths differ.
@@ -70,74 +79,89 @@ def measure_answers(
     if len(lengths) != 1:
         raise ConfigurationError(f"prompts of one length are needed, got lengths {sorted(lengths)}")
     settings = GenerationSettings(max_new_tokens=new_tokens, eos_ids=())
-    memory = {name: PeakMemory() for name in [BASE, *(v.name for v in variants)]}
+    systems = [Variant(BASE, None), *variants]
+    memory = [PeakMemory() for _ in systems]
 
-    def answering(
-        name: str, answer: Callable[[Tensor], GenerationOutput]
-    ) -> Callable[[int], GenerationOutput]:
+    def answering(number: int) -> Callable[[int], GenerationOutput]:
+        correction = systems[number].correction
+
         def run(round_: int) -> GenerationOutput:
-            with memory[name]:
-                return answer(prompts[round_ % len(prompts)])
+            ids = prompts[round_ % len(prompts)]
+            with memory[number]:
+                if number == 0:
+                    return generate_exact(model.adapter, ids, settings=settings)
+                return generate(model, ids, settings=settings, correction=correction)
 
         return run
 
-    def corrected(correction: Correction | None) -> Callable[[Tensor], GenerationOutput]:
-        return lambda ids: generate(model, ids, settings=settings, correction=correction)
-
-    runs = {
-        BASE: answering(BASE, lambda ids: generate_exact(model.adapter, ids, settings=settings))
-    } | {v.name: answering(v.name, corrected(v.correction)) for v in variants}
-    outputs = interleaved_results(runs, rounds=len(prompts))
-    length = lengths.pop()
-    return {
+    runs = {str(number): answering(number) for number in range(len(systems))}
+    outputs = list(interleaved_results(runs, rounds=len(prompts)).values())
+    (length,) = lengths
+    shared = {
         "prompt_tokens": length,
         "new_tokens": new_tokens,
+        "batch_size": 1,
         "threads": torch.get_num_threads(),
         "dtype": str(model.base.dtype).removeprefix("torch."),
-        "variants": {name: _record(model, name, outputs, memory[name], length) for name in outputs},
     }
+    return [
+        {"system": variant.system, "slice_rows": variant.slice_rows}
+        | shared
+        | _measures(model, own, outputs[0], used, length, variant.system != BASE)
+        for variant, own, used in zip(systems, outputs, memory, strict=True)
+    ]
 
 
-def _record(
+def _measures(
     model: KVPredictionModel,
-    name: str,
-    outputs: Mapping[str, Sequence[GenerationOutput]],
+    outputs: Sequence[GenerationOutput],
+    references: Sequence[GenerationOutput],
     memory: PeakMemory,
     n_tokens: int,
+    predicted: bool,
 ) -> dict[str, Any]:
-    own = [output.stats for output in outputs[name]]
-    pairs = zip(outputs[name], outputs[BASE], strict=True)
+    own = [output.stats for output in outputs]
+    base = [output.stats for output in references]
     exact = [s.time_to_exact_s for s in own if s.time_to_exact_s is not None]
-    counted = [_flops(model, n_tokens, output, predicted=name != BASE) for output in outputs[name]]
+    steps = [[*s.draft_step_s, *s.exact_step_s] for s in own]
+    first = (
+        to_first_token(model, n_tokens) if predicted else flops.prefill(model.base.config, n_tokens)
+    )
+    rest = statistics.mean(_flops_after_first(model, n_tokens, s, predicted) for s in own)
     return {
         "ttft_s": _quartiles([s.ttft_s for s in own]),
+        "ttft_ratio": _quartiles([a.ttft_s / b.ttft_s for a, b in zip(own, base, strict=True)]),
         "total_s": _quartiles([s.total_s for s in own]),
+        "total_ratio": _quartiles([a.total_s / b.total_s for a, b in zip(own, base, strict=True)]),
         "time_to_exact_s": _quartiles(exact),
+        "tpot_s": _quartiles([t for taken in steps for t in taken]),
         "tpot_during_s": _quartiles([t for s in own for t in s.draft_step_s]),
         "tpot_after_s": _quartiles([t for s in own for t in s.exact_step_s]),
-        "peak_bytes": memory.bytes,
-        "flops": statistics.mean(counted),
-        "same_text": statistics.mean(a.answers == b.answers for a, b in pairs),
+        "peak_mb": None if memory.bytes is None else memory.bytes / 1e6,
+        "flops": {
+            "prefill": first,
+            "total": first + rest,
+            "bound_speedup": flops.prefill(model.base.config, n_tokens) / first,
+        },
+        "same_text": statistics.mean(
+            a.answers == b.answers for a, b in zip(outputs, references, strict=True)
+        ),
         "drafted": statistics.mean(s.drafted for s in own),
         "retracted": statistics.mean(s.retracted for s in own),
     }
 
 
-def _quartiles(seconds: Sequence[float]) -> dict[str, float | int] | None:
-    return Seconds(tuple(seconds)).as_dict() if seconds else None
+def _quartiles(values: Sequence[float]) -> dict[str, float | int] | None:
+    return Seconds(tuple(values)).as_dict() if values else None
 
 
-def _flops(
-    model: KVPredictionModel, n_tokens: int, output: GenerationOutput, *, predicted: bool
+def _flops_after_first(
+    model: KVPredictionModel, n_tokens: int, stats: GenerationStats, predicted: bool
 ) -> int:
-    """FLOPs of one whole answer, from what its statistics say was run."""
-    base, stats = model.base.config, output.stats
-    if not predicted:
-        first, drafts = flops.prefill(base, n_tokens), 0
-    else:
-        first, drafts = to_first_token(model, n_tokens), len(stats.draft_step_s)
-    steps = drafts + len(stats.exact_step_s)
-    total = first + sum(flops.decode_step(base, n_tokens + 1 + i) for i in range(steps))
+    """FLOPs of one answer behind its first token, from what its statistics say was run."""
+    base = model.base.config
+    steps = len(stats.draft_step_s) + len(stats.exact_step_s)
+    total = sum(flops.decode_step(base, n_tokens + 1 + i) for i in range(steps))
     if predicted and stats.time_to_exact_s is not None:
         depth = model.auxiliary.exact_layers
         total += flops.catch_up(base, n_tokens - 1, depth=depth)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from lit_kvpred.errors import ConfigurationError
-from lit_kvpred.evaluation import flops
+from lit_kvpred.evaluation import end_to_end, flops
 from lit_kvpred.evaluation.end_to_end import Variant, measure_answers
 from lit_kvpred.evaluation.memory import PeakMemory
+from lit_kvpred.generation.generate import GenerationOutput
+from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
@@ -17,8 +19,8 @@ from tests.tiny_models import random_ids, tiny_model
 
 _VARIANTS = [
     Variant("predicted", None),
-    Variant("at once", Correction(1, threshold=1.1)),
-    Variant("slices", Correction(1, threshold=1.1, slice_rows=5)),
+    Variant("catch_up", Correction(1, threshold=1.1)),
+    Variant("catch_up", Correction(1, threshold=1.1, slice_rows=5)),
 ]
 
 
@@ -31,25 +33,50 @@ def model(request) -> KVPredictionModel:
 
 def test_records(model):
     prompts = [random_ids(1, 12, seed=s) for s in range(2)]
-    record = measure_answers(model, prompts, _VARIANTS, new_tokens=9)
-    rows = record["variants"]
-    assert list(rows) == ["base", "predicted", "at once", "slices"]
-    assert (record["prompt_tokens"], record["new_tokens"]) == (12, 9)
-    for row in rows.values():
-        assert row["ttft_s"]["n"] == row["total_s"]["n"] == 2
-        assert 0 < row["ttft_s"]["median"] < row["total_s"]["median"]
+    records = measure_answers(model, prompts, _VARIANTS, new_tokens=9)
+    assert [(r["system"], r["slice_rows"]) for r in records] == [
+        ("base", None), ("predicted", None), ("catch_up", None), ("catch_up", 5),
+    ]  # fmt: skip
+    base, predicted, at_once, slices = records
+    for record in records:
+        assert (record["prompt_tokens"], record["new_tokens"], record["batch_size"]) == (12, 9, 1)
+        assert record["ttft_s"]["n"] == record["total_s"]["n"] == 2
+        assert 0 < record["ttft_s"]["median"] < record["total_s"]["median"]
+        assert record["flops"]["prefill"] < record["flops"]["total"]
+    assert base["ttft_ratio"]["median"] == base["total_ratio"]["median"] == 1.0
+    assert base["flops"]["bound_speedup"] == 1.0 < at_once["flops"]["bound_speedup"]
     # Corrected with a threshold above 1 the text is the base's.
-    assert rows["base"]["same_text"] == rows["at once"]["same_text"] == 1.0
-    assert rows["slices"]["same_text"] == 1.0
-    assert rows["predicted"]["same_text"] < 1.0
-    assert rows["predicted"]["time_to_exact_s"] is None
-    assert rows["predicted"]["tpot_after_s"] is None
-    assert rows["predicted"]["tpot_during_s"]["n"] == 16
-    assert rows["at once"]["tpot_during_s"] is None
+    assert base["same_text"] == at_once["same_text"] == slices["same_text"] == 1.0
+    assert predicted["same_text"] < 1.0
+    assert predicted["time_to_exact_s"] is None
+    assert predicted["tpot_after_s"] is None
+    assert predicted["tpot_during_s"]["n"] == predicted["tpot_s"]["n"] == 16
+    assert at_once["tpot_during_s"] is None
     # Three slices of 5, 5 and 1 rows; the pass that judges writes a token as well.
-    assert rows["slices"]["tpot_during_s"]["n"] == 6
-    assert rows["slices"]["drafted"] == rows["slices"]["retracted"] == 4
-    assert rows["slices"]["tpot_after_s"]["n"] == 16
+    assert slices["tpot_during_s"]["n"] == 6
+    assert slices["drafted"] == slices["retracted"] == 4
+    assert slices["tpot_after_s"]["n"] == 16
+
+
+def test_ratios_are_those_of_the_same_round(model, monkeypatch):
+    prompts = [random_ids(1, 12, seed=s) for s in range(3)]
+    outputs = {
+        "0": [(1.0, 4.0), (2.0, 5.0), (9.0, 9.0)],
+        "1": [(0.5, 4.0), (3.0, 5.0), (9.0, 18.0)],
+    }
+
+    def results(runs, rounds):
+        assert (list(runs), rounds) == (["0", "1"], 3)
+        stats = {
+            k: [GenerationStats(ttft_s=a, total_s=b) for a, b in v] for k, v in outputs.items()
+        }
+        return {k: [GenerationOutput(prompts[0], [[1]], s) for s in v] for k, v in stats.items()}
+
+    monkeypatch.setattr(end_to_end, "interleaved_results", results)
+    _, record = measure_answers(model, prompts, [Variant("predicted", None)])
+    assert record["ttft_ratio"]["median"] == 1.0
+    assert record["total_ratio"]["median"] == 1.0
+    assert record["total_ratio"]["q75"] == 1.5
 
 
 @pytest.mark.parametrize(
@@ -60,12 +87,12 @@ def test_records(model):
 def test_flops_are_those_of_the_products_that_run(model, correction, monkeypatch):
     monkeypatch.setattr(flops, "_attention_width", lambda _: 0)
     ids = random_ids(1, 12)
-    record = measure_answers(model, [ids], [Variant("it", correction)], new_tokens=9)
+    _, record = measure_answers(model, [ids], [Variant("it", correction)], new_tokens=9)
     settings = {"max_new_tokens": 9, "eos_ids": (), "correction": correction}
     run = counted_linear_flops(lambda: model.generate(ids, **settings))
     # Biases of the predictor are counted with its parameters, but are no products.
     biases = sum(p.numel() for n, p in model.predictor.named_parameters() if "bias" in n)
-    assert record["variants"]["it"]["flops"] == run + 2 * biases * 11
+    assert record["flops"]["total"] == run + 2 * biases * 11
 
 
 def test_prompts_of_different_lengths_are_refused(model):

@@ -129,17 +129,19 @@ def test_bench_times_every_variant(lit_kvpred, run, documents_folder, tmp_path):
     out = tmp_path / "bench.json"
     result = lit_kvpred(
         "bench", str(run / "artefact"), "--prompt_tokens=[20,40]", "--new_tokens=6",
-        "--slice_rows=[8]", "--rounds=2", f"--text={documents_folder}", f"--out={out}",
+        "--slice_rows=[8]", "--rounds=2", f"--text={documents_folder}", f"--json={out}",
         "--threshold=2",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    records = json.loads(out.read_text())
-    assert [r["prompt_tokens"] for r in records] == [20, 40]
-    for record in records:
-        rows = record["variants"]
-        assert list(rows) == ["base", "predicted", "at once", "8 rows"]
-        assert rows["at once"]["same_text"] == rows["8 rows"]["same_text"] == 1
-        assert rows["base"]["ttft_s"]["n"] == 2
+    written = json.loads(out.read_text())
+    assert written["environment"]["base"]["fingerprint"]
+    records = written["results"]
+    assert [r["prompt_tokens"] for r in records] == [20] * 4 + [40] * 4
+    systems = ["base", "predicted", "catch_up", "catch_up"]
+    assert [r["system"] for r in records] == systems * 2
+    assert [r["slice_rows"] for r in records] == [None, None, None, 8] * 2
+    assert all(r["same_text"] == 1 for r in records if r["system"] == "catch_up")
+    assert all(r["ttft_s"]["n"] == 2 and r["threads"] == 1 for r in records)
     assert result.stdout.count("8 rows") == 2
 
 
@@ -157,6 +159,23 @@ def test_bench_refuses_what_it_cannot_time(lit_kvpred, run, documents_folder, wo
     assert result.returncode == 1
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_sweep_compares_settings(lit_kvpred, run, tmp_path):
+    out = tmp_path / "sweep.json"
+    result = lit_kvpred(
+        "sweep", str(run / "artefact"), f"--data.next_line={Path(__file__).parents[1]}", "--limit=5",
+        "--prompt_tokens=20", "--new_tokens=6", "--thresholds=[0,1.1]", "--periods=[3]",
+        f"--json={out}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(out.read_text())["results"]
+    settings = [("retract", 0), ("retract", 1.1), ("commit", 0), ("commit", 1.1)]
+    assert [(r["policy"], r["threshold"]) for r in rows] == [(None, None), *settings]
+    assert all(r["task"] == "next_line" and r["answers"] == 5 for r in rows)
+    assert rows[2]["same_text"] == 1
+    assert "retract" in result.stdout
+    assert "taken back" in result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +232,8 @@ def test_report_again_and_side_by_side(lit_kvpred, run):
 
 
 @pytest.mark.parametrize(
-    "command", ["prepare", "fit", "validate", "test", "predict", "generate", "bench", "report"]
+    "command",
+    ["prepare", "fit", "validate", "test", "predict", "generate", "bench", "sweep", "report"],
 )
 def test_every_command_has_help(lit_kvpred, command):
     result = lit_kvpred(command, "--help")
