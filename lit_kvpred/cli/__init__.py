@@ -17,6 +17,7 @@ _COMMANDS = {
     "predict": ("lit_kvpred.cli.training", "answer the evaluation prompts and write the answers"),
     "generate": ("lit_kvpred.cli.generate", "answer a prompt with a trained artefact, streaming"),
     "bench": ("lit_kvpred.cli.bench", "time whole answers, with and without correction"),
+    "quality": ("lit_kvpred.cli.quality", "measure artefacts on held-out text"),
     "sweep": ("lit_kvpred.cli.sweep", "try correction settings on prompts and compare the texts"),
     "report": ("lit_kvpred.cli.report", "write the report of one run, or of several side by side"),
 }

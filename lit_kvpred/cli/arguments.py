@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -21,7 +22,14 @@ def call_with_arguments(function: Callable[..., Any], words: list[str]) -> None:
     parser = ArgumentParser(prog=f"lit-kvpred {words[0]}", description=summary, exit_on_error=False)
     parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
     parsed = parser.parse_args(words[1:])
-    function(**parser.instantiate_classes(parsed).as_dict())
+    function(**parser.instantiate(parsed).as_dict())
+
+
+def with_list_first(words: Sequence[str]) -> list[str]:
+    """Gather the words between the command and its first option into one list argument."""
+    command, *rest = words
+    count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    return [command, json.dumps(rest[:count]), *rest[count:]] if count else list(words)
 
 
 def with_config_paths(words: Iterable[str]) -> list[str]:

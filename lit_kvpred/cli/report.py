@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lit_kvpred.cli.arguments import call_with_arguments
+from lit_kvpred.cli.arguments import call_with_arguments, with_list_first
 
 
 def report(runs: list[str]) -> None:
@@ -22,6 +22,4 @@ def report(runs: list[str]) -> None:
 
 def run(words: list[str]) -> None:
     """Run the command with its name and arguments."""
-    if not any(word in ("-h", "--help") for word in words):
-        words = [words[0], str(words[1:])] if len(words) > 1 else words
-    call_with_arguments(report, words)
+    call_with_arguments(report, with_list_first(words))

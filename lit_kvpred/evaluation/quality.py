@@ -1,11 +1,12 @@
 """How close the base on predicted rows stays to the exact base, on held-out text.
 
-As at inference, the first ``cut`` rows of each sequence are predicted and everything is measured on
-the rows after them.
+As at inference, the first rows of each sequence are predicted and everything is measured on the
+rows after them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,27 @@ class Comparison:
 def compare(
     model: KVPredictionModel, input_ids: Tensor, sequences: Sequences, cut: int
 ) -> Comparison:
-    """Run a batch ``(B, T)`` all three ways with rows before ``cut`` predicted."""
+    """Run a batch ``(B, T)`` all three ways and look at the logits from row ``cut`` on.
+
+    Args:
+        model: The joined model.
+        input_ids: ``(B, T)`` long.
+        sequences: Of these tokens.
+        cut: Rows before it are the prompt's but for its last one. All of them are predicted except
+            those that the model's exact tail covers.
+    """
+    return next(compare_tails(model, input_ids, sequences, cut, [model.exact_tail]))
+
+
+@torch.no_grad()
+def compare_tails(
+    model: KVPredictionModel,
+    input_ids: Tensor,
+    sequences: Sequences,
+    cut: int,
+    exact_tails: Sequence[int],
+) -> Iterator[Comparison]:
+    """Like `compare`, once for each length of the exact tail; the exact base runs only once."""
     labels, label_mask = next_token_labels(input_ids, sequences)
     own_head = model.auxiliary.has_head
     auxiliary, exact = model.read_both(
@@ -61,28 +82,27 @@ def compare(
         logits_from=cut,
         auxiliary_logits_from=cut if own_head else None,
     )
-    before = slice(cut)
-    # What comes before the last row of the tail is never shown.
-    shown = model.exact_tail - 1
-    after = slice(cut + shown, None)
-    predicted = model.predict(auxiliary[before])
-    logits = model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
-    first = model.auxiliary.exact_layers
-    target = PredictedRows.of_exact(exact[before], model.adapter.shapes, first)
-    errors = consistency(*predicted[:2], *target[:2], sequences.real[:, before])
-    key_errors, value_errors = (torch.cat([e.new_zeros(first), e]) for e in errors)
     assert exact.logits is not None
-    return Comparison(
-        exact.logits[:, shown:],
-        logits[:, shown:],
-        None if auxiliary.logits is None else auxiliary.logits[:, shown:],
-        labels[:, after],
-        label_mask[:, after],
-        sequences.real[:, after],
-        key_errors,
-        value_errors,
-        int(sequences.real[:, before].sum()),
-    )
+    first, after = model.auxiliary.exact_layers, slice(cut, None)
+    for tail in exact_tails:
+        # The tail's last row is row `cut` itself.
+        before = slice(max(1, cut - (tail - 1)))
+        predicted = model.predict(auxiliary[before])
+        logits = model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
+        target = PredictedRows.of_exact(exact[before], model.adapter.shapes, first)
+        errors = consistency(*predicted[:2], *target[:2], sequences.real[:, before])
+        key_errors, value_errors = (torch.cat([e.new_zeros(first), e]) for e in errors)
+        yield Comparison(
+            exact.logits,
+            logits[:, cut - before.stop :],
+            auxiliary.logits,
+            labels[:, after],
+            label_mask[:, after],
+            sequences.real[:, after],
+            key_errors,
+            value_errors,
+            int(sequences.real[:, before].sum()),
+        )
 
 
 class TextQuality(Metric):

@@ -133,21 +133,27 @@ def count_flops(model: KVPredictionModel, n_tokens: int) -> dict[str, float] | N
     return counted
 
 
-def to_first_token(model: KVPredictionModel, n_tokens: int) -> int:
+def to_first_token(model: KVPredictionModel, n_tokens: int, exact_tail: int | None = None) -> int:
     """Honest FLOPs of a predicted prefill.
+
+    Args:
+        model: The joined model.
+        n_tokens: Length of the prompt.
+        exact_tail: Instead of the model's own.
 
     Raises:
         UnsupportedFamilyError: If the family can't be counted without weights.
     """
     base, auxiliary = model.base.config, model.auxiliary
     parameters = n_parameters(model.predictor)
+    tail = model.exact_tail if exact_tail is None else exact_tail
     if isinstance(auxiliary, PrefixAuxiliary):
         return flops.prefix_prediction(
             base,
             n_tokens,
             depth=auxiliary.exact_layers,
             predictor_parameters=parameters,
-            exact_tail=model.exact_tail,
+            exact_tail=tail,
         )
     features = model.predictor.features
     return flops.kv_prediction(
@@ -156,7 +162,7 @@ def to_first_token(model: KVPredictionModel, n_tokens: int) -> int:
         n_tokens,
         last_layer=None if features.reads_hidden else features.last_layer,
         predictor_parameters=parameters,
-        exact_tail=model.exact_tail,
+        exact_tail=tail,
     )
 
 

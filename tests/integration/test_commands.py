@@ -161,12 +161,32 @@ def test_bench_refuses_what_it_cannot_time(lit_kvpred, run, documents_folder, wo
     assert result.stdout == ""
 
 
+def test_quality_measures_artefacts_on_texts(lit_kvpred, run, documents_folder, tmp_path):
+    out, figure = tmp_path / "quality.json", tmp_path / "quality.svg"
+    artefact = str(run / "artefact")
+    result = lit_kvpred(
+        "quality", artefact, artefact, f"--text=[{documents_folder},stdlib]", "--held_out=0.5",
+        "--prompt_tokens=12", "--measured_tokens=10", "--exact_tails=[1,4]", "--sequences=3",
+        f"--json={out}", f"--figure={figure}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(out.read_text())["results"]
+    assert len(rows) == 2 * 2 * 2
+    assert rows[:4] == rows[4:]
+    assert [r["text"] for r in rows[:4]] == [str(documents_folder)] * 2 + ["stdlib"] * 2
+    assert [r["exact_tail"] for r in rows[:4]] == [1, 4, 1, 4]
+    assert all(r["tokens"] == 30 and 0 <= r["agreement"] <= 1 for r in rows)
+    assert rows[0]["flops"] < rows[1]["flops"]
+    assert "agreement" in result.stdout
+    assert "FLOPs to the first token" in figure.read_text()
+
+
 def test_sweep_compares_settings(lit_kvpred, run, tmp_path):
     out = tmp_path / "sweep.json"
     result = lit_kvpred(
-        "sweep", str(run / "artefact"), f"--data.next_line={Path(__file__).parents[1]}", "--limit=5",
-        "--prompt_tokens=20", "--new_tokens=6", "--thresholds=[0,1.1]", "--periods=[3]",
-        f"--json={out}",
+        "sweep", str(run / "artefact"), f"--data.next_line={Path(__file__).parents[1]}",
+        "--limit=5", "--prompt_tokens=20", "--new_tokens=6", "--thresholds=[0,1.1]",
+        "--periods=[3]", f"--json={out}",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = json.loads(out.read_text())["results"]
@@ -233,7 +253,18 @@ def test_report_again_and_side_by_side(lit_kvpred, run):
 
 @pytest.mark.parametrize(
     "command",
-    ["prepare", "fit", "validate", "test", "predict", "generate", "bench", "sweep", "report"],
+    [
+        "prepare",
+        "fit",
+        "validate",
+        "test",
+        "predict",
+        "generate",
+        "bench",
+        "quality",
+        "sweep",
+        "report",
+    ],
 )
 def test_every_command_has_help(lit_kvpred, command):
     result = lit_kvpred(command, "--help")
