@@ -93,20 +93,26 @@ def generate(
         release_auxiliary=release_auxiliary,
     )
     if json_events:
-        _print_events(events)
+        _print_events(events, tokenizer)
     else:
         _print_text(events, tokenizer)
 
 
-def _print_events(events: Generator[Any, None, Any]) -> None:
-    from lit_kvpred.generation.events import drain
+def _print_events(events: Generator[Any, None, Any], tokenizer: Any) -> None:
+    from lit_kvpred.generation.events import TokenEvent, drain
 
-    output = drain(events, lambda event: _line(type(event).__name__, event))
-    _line("GenerationStats", output.stats)
+    def follow(event: Any) -> None:
+        text = {}
+        if isinstance(event, TokenEvent):
+            text = {"text": tokenizer.decode([event.token])}
+        _line(type(event).__name__, dataclasses.asdict(event) | text)
+
+    output = drain(events, follow)
+    _line("GenerationStats", dataclasses.asdict(output.stats))
 
 
-def _line(kind: str, content: Any) -> None:
-    sys.stdout.write(json.dumps({"event": kind, **dataclasses.asdict(content)}) + "\n")
+def _line(kind: str, content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"event": kind, **content}) + "\n")
     sys.stdout.flush()
 
 

@@ -60,6 +60,11 @@ def describe_prompt(
         PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
             the positions together with ``new_tokens``, or if the context is another model's.
     """
+    if not isinstance(input_ids, Tensor):
+        raise PromptError(
+            f"input_ids must be a tensor, got {type(input_ids).__name__}; "
+            "tokenize with return_tensors='pt'"
+        )
     if input_ids.ndim != 2:
         raise PromptError(
             f"input_ids must be (prompts, tokens), got shape {tuple(input_ids.shape)}; "

@@ -1,7 +1,8 @@
-"""A small real language model, trained on the spot in about a minute and without a download.
+"""Small real language models, trained on the spot in about a minute and without a download.
 
-It reads and writes Python: its text is the standard library of the running interpreter. What makes
-a minute enough is where it starts: token vectors come from the text's own neighbour statistics, so
+They read and write Python: their text is the standard library of the running interpreter. There
+is a base, and a smaller sibling with the same tokenizer as its canonical auxiliary. What makes a
+minute enough is where they start: token vectors come from the text's own neighbour statistics, so
 that rare tokens stand next to their likes before the first step.
 """
 
@@ -11,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from lit_kvpred.prepare.convert import announce, holds, staged_folder, write_rec
 from lit_kvpred.prepare.demo_corpus import demo_documents, token_row, train_tokenizer
 
 _VOCABULARY = 2048
-_WIDTH = 128
+
 _TOKENS_PER_STEP = 512
 # Short windows first: they cost less, and what they teach is needed before anything longer is.
 _WINDOWS = (128, 128, 256, 512)
@@ -39,23 +40,35 @@ _RECIPE = "demo 1"
 DEFAULT_STEPS = 1000
 
 
+class DemoSize(NamedTuple):
+    """Depth and hidden width of a demo model."""
+
+    layers: int
+    width: int
+
+
+DEMO_SIZES = {"demo": DemoSize(6, 128), "demo-small": DemoSize(3, 64)}
+
+
 def prepare_demo(
     out: str | Path,
     *,
     seed: int = 0,
     steps: int = DEFAULT_STEPS,
+    size: DemoSize = DEMO_SIZES["demo"],
     report: Callable[[str], None] = announce,
 ) -> Path:
-    """Trains the demo base and saves it as a safetensors folder.
+    """Trains a demo model and saves it as a safetensors folder.
 
-    A Llama with 6 layers and 1.4 M parameters, over a byte-level vocabulary of 2048 tokens, trained
-    on the documents that `split_of` puts into `train`. The same seed, steps, text and number of
-    threads give the same bits.
+    A Llama, by default with 6 layers and 1.4 M parameters, over a byte-level vocabulary of 2048
+    tokens, trained on the documents that `split_of` puts into `train`. The same seed, steps, text
+    and number of threads give the same bits.
 
     Args:
         out: Folder to make. It may exist if it is empty, or if it holds exactly this model already.
         seed: Seed of the initial weights and of the order of the text.
         steps: Optimizer steps of 512 tokens each.
+        size: Depth and width.
         report: Receives the lines of progress.
 
     Returns:
@@ -70,7 +83,7 @@ def prepare_demo(
         raise ConfigurationError(f"the demo needs at least one step, got {steps}")
     out = Path(out).expanduser()
     documents = demo_documents("train")
-    recipe = "\0".join([f"{_RECIPE}, seed {seed}, {steps} steps", *documents])
+    recipe = "\0".join([f"{_RECIPE}, {size}, seed {seed}, {steps} steps", *documents])
     digest = hashlib.sha256(recipe.encode("utf-8")).hexdigest()
     if holds(out, digest, _DTYPE):
         report(f"{out} already holds this model")
@@ -80,7 +93,7 @@ def prepare_demo(
         tokenizer = train_tokenizer(documents, _VOCABULARY)
         tokens = token_row(tokenizer, documents)
         torch.manual_seed(seed)
-        model = _new_model(tokens, len(tokenizer), tokenizer.eos_token_id)
+        model = _new_model(size, tokens, len(tokenizer), tokenizer.eos_token_id)
         parameters = sum(p.numel() for p in model.parameters())
         report(f"training {parameters / 1e6:.1f} M parameters on {len(tokens) / 1e6:.1f} M tokens")
         _train(model, tokens, steps)
@@ -93,13 +106,13 @@ def prepare_demo(
     return out
 
 
-def _new_model(tokens: Tensor, vocabulary: int, separator: int) -> LlamaForCausalLM:
+def _new_model(size: DemoSize, tokens: Tensor, vocabulary: int, separator: int) -> LlamaForCausalLM:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocabulary,
-            hidden_size=_WIDTH,
-            intermediate_size=3 * _WIDTH,
-            num_hidden_layers=6,
+            hidden_size=size.width,
+            intermediate_size=3 * size.width,
+            num_hidden_layers=size.layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=1024,
@@ -110,11 +123,13 @@ def _new_model(tokens: Tensor, vocabulary: int, separator: int) -> LlamaForCausa
         )
     )
     with torch.no_grad():
-        model.get_input_embeddings().weight.copy_(_neighbour_vectors(tokens, vocabulary))
+        model.get_input_embeddings().weight.copy_(
+            _neighbour_vectors(tokens, vocabulary, size.width)
+        )
     return model
 
 
-def _neighbour_vectors(tokens: Tensor, vocabulary: int) -> Tensor:
+def _neighbour_vectors(tokens: Tensor, vocabulary: int, width: int) -> Tensor:
     # Positive pointwise mutual information with the next and with the previous token, reduced to
     # the model's width. Returns (vocabulary, width).
     pairs = tokens[:-1] * vocabulary + tokens[1:]
@@ -122,7 +137,7 @@ def _neighbour_vectors(tokens: Tensor, vocabulary: int) -> Tensor:
     apart = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
     information = (joint / apart.clamp_min(1e-20)).clamp_min(1).log()
     both_sides = torch.cat([information, information.T], dim=1)
-    directions, strengths, _ = torch.svd_lowrank(both_sides, q=_WIDTH, niter=4)
+    directions, strengths, _ = torch.svd_lowrank(both_sides, q=width, niter=4)
     vectors = directions * strengths.sqrt()
     # Rare tokens would start with hardly any length, and frequent ones with too much.
     lengths = vectors.std(dim=1, keepdim=True) + 0.1 * vectors.std()

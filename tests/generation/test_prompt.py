@@ -29,6 +29,11 @@ def test_an_empty_prompt_is_refused(shape, message):
         describe_prompt(_adapter(), torch.ones(shape, dtype=torch.long), None)
 
 
+def test_a_list_is_refused():
+    with pytest.raises(PromptError, match="must be a tensor, got list; tokenize with return_tens"):
+        describe_prompt(_adapter(), [[1, 2]], None)
+
+
 @pytest.mark.parametrize("wrong", [128, 5000, -1])
 def test_an_unknown_token_is_refused(wrong):
     with pytest.raises(PromptError, match=f"token id {wrong} .* knows ids below 128"):

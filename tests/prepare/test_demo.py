@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from lit_kvpred.errors import BaseModelError, ConfigurationError
 from lit_kvpred.model.loading import load_base, load_tokenizer
+from lit_kvpred.model.tokenizers import check_same_tokenizer
 from lit_kvpred.prepare import demo
-from lit_kvpred.prepare.demo import prepare_demo
+from lit_kvpred.prepare.demo import DEMO_SIZES, prepare_demo
 from lit_kvpred.prepare.demo_corpus import demo_documents, token_row
 
 _WORDS = ("alpha", "beta", "gamma", "delta")
@@ -109,10 +110,18 @@ def test_neighbour_vectors_put_tokens_with_the_same_neighbours_side_by_side():
     choice = torch.randint(2, (400,))
     tokens = torch.stack([torch.full((400,), 2), choice, torch.full((400,), 3)], 1).flatten()
     others = torch.randint(4, 200, (4000,))
-    vectors = demo._neighbour_vectors(torch.cat([tokens, others]), 200)
+    vectors = demo._neighbour_vectors(torch.cat([tokens, others]), 200, 128)
     assert vectors.shape == (200, 128)
     assert F.cosine_similarity(vectors[0], vectors[1], dim=0) > 0.9
     assert F.cosine_similarity(vectors[0], vectors[4], dim=0) < 0.5
+
+
+def test_the_small_one_is_a_sibling_with_the_same_tokenizer(trained, tmp_path):
+    out, _ = trained
+    small = prepare_demo(tmp_path / "small", steps=1, size=DEMO_SIZES["demo-small"], report=_silent)
+    config = load_base(small).config
+    assert (config.num_hidden_layers, config.hidden_size) == (3, 64)
+    check_same_tokenizer(load_tokenizer(out), load_tokenizer(small))
 
 
 def test_second_call_trains_nothing(trained, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from lit_kvpred import prepare as package
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.prepare import prepare_command
+from lit_kvpred.prepare.demo import DEMO_SIZES
 
 
 @pytest.fixture
@@ -24,10 +25,11 @@ def calls(monkeypatch) -> list:
 
 def test_demo(calls):
     prepare_command("demo", "out")
-    prepare_command("demo", "out", steps=3)
+    prepare_command("demo-small", "out", steps=3)
+    demo, small = DEMO_SIZES["demo"], DEMO_SIZES["demo-small"]
     assert calls == [
-        ("prepare_demo", {"out": "out", "steps": package.DEFAULT_STEPS}),
-        ("prepare_demo", {"out": "out", "steps": 3}),
+        ("prepare_demo", {"out": "out", "steps": package.DEFAULT_STEPS, "size": demo}),
+        ("prepare_demo", {"out": "out", "steps": 3, "size": small}),
     ]
 
 
@@ -48,8 +50,8 @@ def test_everything_else_is_converted(calls, source):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("owner/name", {"steps": 3}, "steps is for the demo only"),
-        ("smollm2-135m", {"steps": 3}, "steps is for the demo only"),
+        ("owner/name", {"steps": 3}, "steps is for the demos only"),
+        ("smollm2-135m", {"steps": 3}, "steps is for the demos only"),
         ("demo", {"revision": "v1"}, "demo has no revisions"),
         ("smollm2-135m", {"revision": "v1"}, "smollm2-135m has no revisions"),
         ("demo", {"dtype": "bfloat16"}, "made in float32"),
