@@ -8,7 +8,6 @@ shared, and layers keep their original cache indices, so that one cache serves b
 
 from __future__ import annotations
 
-import copy
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from lit_kvpred.model.caches import ForwardStopped, RecordingCache, SliceView, u
 from lit_kvpred.model.configs import keep_layers
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.hidden import hidden_states_entering
+from lit_kvpred.model.shallow import replace_module, shallow_copy
 
 # Position tables that a decoder adds to whatever enters it.
 _POSITION_TABLES = ("wpe", "embed_positions")
@@ -140,38 +140,16 @@ class DepthCut:
 def _upper_model(adapter: FamilyAdapter, depth: int) -> PreTrainedModel:
     """A copy of the causal LM that shares all modules but the path to its stack of layers."""
     config = keep_layers(adapter.model.config, range(depth, adapter.n_layers))
-    upper = _shallow(adapter.model, config)
+    upper: PreTrainedModel = shallow_copy(adapter.model, config)
     if depth == adapter.n_layers:
-        _copy_path(upper, adapter, adapter.decoder, config, _Passthrough())
+        replace_module(upper, adapter.model, adapter.decoder, _Passthrough(), config)
         return upper
     rest = nn.ModuleList(list(adapter.layers)[depth:])
-    decoder = _copy_path(upper, adapter, adapter.layers, config, rest)
+    decoder = replace_module(upper, adapter.model, adapter.layers, rest, config)
     for name in _POSITION_TABLES:
         if name in decoder._modules:
             decoder._modules[name] = _NoPositions()
     return upper
-
-
-def _copy_path(
-    copied: Any, adapter: FamilyAdapter, module: nn.Module, config: Any, replacement: nn.Module
-) -> Any:
-    """Put ``replacement`` in the place of ``module`` in a copy; returns the module around it."""
-    path = next(name for name, m in adapter.model.named_modules() if m is module)
-    *parents, last = path.split(".")
-    for name in parents:
-        child = _shallow(copied._modules[name], config)
-        copied._modules[name] = child
-        copied = child
-    copied._modules[last] = replacement
-    return copied
-
-
-def _shallow(module: Any, config: Any) -> Any:
-    copied = copy.copy(module)
-    copied._modules = dict(module._modules)
-    if hasattr(copied, "config"):
-        copied.config = config
-    return copied
 
 
 class _NoPositions(nn.Module):
