@@ -122,3 +122,15 @@ def test_no_row_of_a_packed_mask_is_masked_whole():
     adapter = FamilyAdapter(tiny_model("llama"))
     mask = Sequences.packed(_DOCUMENTS).attention_mask(adapter)
     assert bool((mask == 0).any(-1).all())
+
+
+def test_previous_rows_stay_within_a_document_and_skip_padding():
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 1]])
+    previous = Sequences.padded(mask).previous_rows()
+    # At padding any row will do.
+    assert previous[0, 2:].tolist() == [-1, 2, 3]
+    assert previous[1, [0, 1, 4]].tolist() == [-1, 0, 1]
+    packed = Sequences.packed(torch.tensor([[0, 0, 1, 1, 1, -1]]))
+    assert packed.previous_rows()[0, :5].tolist() == [-1, 0, -1, 2, 3]
+    # Within a slice the first row has none, wherever it stands.
+    assert Sequences.unpadded(1, 6, mask.device)[4:].previous_rows().tolist() == [[-1, 0]]
