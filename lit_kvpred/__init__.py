@@ -12,11 +12,14 @@ __version__ = "0.1.0"
 
 _MODULES = {"flops": "lit_kvpred.evaluation.flops", "metrics": "lit_kvpred.sirius.metrics"}
 _NAMES = {
+    "CSparse": "lit_kvpred.sirius.sparsity",
     "Correction": "lit_kvpred.sirius.correction",
+    "FSparse": "lit_kvpred.sirius.sparsity",
     "KVPredictionError": "lit_kvpred.errors",
     "KVPredictionModel": "lit_kvpred.model.kv_prediction",
     "KVPredictionModule": "lit_kvpred.module",
     "Sampling": "lit_kvpred.generation.sampling",
+    "SiriusModel": "lit_kvpred.sirius.model",
     "build_auxiliary": "lit_kvpred.model.auxiliary",
     "layer_map": "lit_kvpred.model.layer_map",
     "pruned_layer_map": "lit_kvpred.model.layer_map",
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from lit_kvpred.module import KVPredictionModule
     from lit_kvpred.sirius import metrics
     from lit_kvpred.sirius.correction import Correction
+    from lit_kvpred.sirius.model import SiriusModel
+    from lit_kvpred.sirius.sparsity import CSparse, FSparse
 
 
 def __getattr__(name: str) -> Any:

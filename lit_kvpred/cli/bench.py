@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_kvpred.cli.arguments import call_with_arguments
 from lit_kvpred.errors import ConfigurationError
@@ -23,6 +23,9 @@ def bench(
     new_tokens: int = 64,
     slice_rows: list[int] | int | None = None,
     threshold: float = 0.1,
+    draft: Literal["csparse", "fsparse"] | None = None,
+    draft_keep: float = 0.5,
+    period: int = 16,
     rounds: int = 3,
     threads: list[int] | int | None = None,
     text: str = "stdlib",
@@ -38,6 +41,9 @@ def bench(
         slice_rows: Exact prompt rows that ride on each decode step, one variant each; by default
             64 and 256. All at once after the first token is always measured.
         threshold: Least probability of an accepted drafted token.
+        draft: Also time sparse drafts, on exact prompts (sirius) and after catch-up.
+        draft_keep: Share of the feed-forward neurons that they use.
+        period: Tokens from one check of theirs to the next.
         rounds: Timed rounds, each on another document, after one warm-up round.
         threads: Numbers of threads; by default what torch uses.
         text: Where prompts are cut from: a file, folder, glob, hub data set, or stdlib.
@@ -50,6 +56,7 @@ def bench(
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
+    from lit_kvpred.sirius.sparsity import DRAFTS
 
     if rounds < 1 or new_tokens < 1:
         raise ConfigurationError("--rounds and --new_tokens must be at least 1")
@@ -60,6 +67,9 @@ def bench(
             for m in (None, *_listed(slice_rows, [64, 256]))
         ),
     ]
+    if draft is not None:
+        sparse = Correction(period, threshold, policy="retract", draft=DRAFTS[draft](draft_keep))
+        variants += [Variant("sirius", sparse), Variant("sirius_catch_up", sparse)]
     model = KVPredictionModel.from_pretrained(artefact, base)
     lengths = _lengths(prompt_tokens, new_tokens, model.adapter.max_positions)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
@@ -80,8 +90,9 @@ _LEGEND = """\
 predicted: the prompt stays predicted. at once: the exact prompt is computed right after the first
 token. N rows: N exact prompt rows ride on each decode step. Times are medians; "of base" is the
 median ratio to the base in the same round. "step meanwhile" is a decode step before the prompt is
-exact. "same text": share of answers that are the base's own. "taken back": drafted tokens rejected,
-of those judged.
+exact, "later token" the mean time a token behind the first. "same text": share of answers that are
+the base's own. "taken back": drafted tokens rejected, of those judged. sirius: exact prompt, sparse
+drafts; "advance" is what a period gains, "density" the share of the weights that a draft uses.
 """
 
 
@@ -141,10 +152,15 @@ def _print_table(records: list[dict[str, Any]]) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for label, name in _TIMES:
+        if all(record[name] is None for record in records):
+            continue
         table.add_row(label, *(_duration(record[name]) for record in records))
-        ratio = name.replace("_s", "_ratio")
+        ratio = name.removesuffix("_s") + "_ratio"
         if ratio in base:
             table.add_row("  of base", *(f"{record[ratio]['median']:.2f}" for record in records))
+    if any(record["aal"] for record in records):
+        table.add_row("advance", *(_plain(record["aal"]) for record in records))
+        table.add_row("density", *(_plain(record["density"]) for record in records))
     table.add_row("peak memory", *(_megabytes(record["peak_mb"]) for record in records))
     whole = base["flops"]["total"]
     table.add_row("FLOPs of base", *(f"{r['flops']['total'] / whole:.2f}" for r in records))
@@ -159,6 +175,9 @@ _TIMES = (
     ("first token", "ttft_s"),
     ("step meanwhile", "tpot_during_s"),
     ("step after", "tpot_after_s"),
+    ("sparse step", "sparse_step_s"),
+    ("check", "check_s"),
+    ("later token", "token_s"),
     ("exact after", "time_to_exact_s"),
     ("whole answer", "total_s"),
 )
@@ -166,8 +185,12 @@ _TIMES = (
 
 def _heading(record: dict[str, Any]) -> str:
     if record["system"] != "catch_up":
-        return str(record["system"])
+        return str(record["system"]).replace("_catch_up", "+catch-up")
     return "at once" if record["slice_rows"] is None else f"{record['slice_rows']} rows"
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _megabytes(size: float | None) -> str:

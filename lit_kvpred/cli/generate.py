@@ -30,6 +30,8 @@ def generate(
     policy: Literal["hold", "commit", "retract"] = "hold",
     slice_rows: int | Literal["auto"] | None = None,
     tpot_budget: float = 3.0,
+    draft: Literal["csparse", "fsparse"] | None = None,
+    draft_keep: float = 0.5,
     chat: bool = False,
     release_auxiliary: bool = False,
     json_events: bool = False,
@@ -48,13 +50,16 @@ def generate(
         seed: Of the drawing.
         stop: Text, or list of texts, that end the answer.
         corrected: Compute the exact prompt and judge the draft on it.
-        period: Tokens drafted on the predicted prompt.
+        period: Tokens drafted on the predicted prompt, and of a sparse draft's periods.
         threshold: Least probability of an accepted draft token; above 1 every draft is rejected
             and the text is the base's own greedy text.
         policy: What is shown before the draft is judged.
         slice_rows: Exact prompt rows that ride on each decode step, instead of all at once after
             `period` tokens; auto chooses the cheapest number within tpot_budget.
         tpot_budget: Longest decode step with a slice, relative to one without.
+        draft: Once the prompt is exact, write in periods: sparse steps, then one pass of the base
+            that judges and rewrites them.
+        draft_keep: Share of the feed-forward neurons that such steps use.
         chat: Wrap the prompt in the base's chat template.
         release_auxiliary: Put the auxiliary's weights on disk while the base decodes.
         json_events: Print one JSON object per event and the statistics last.
@@ -63,6 +68,7 @@ def generate(
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
+    from lit_kvpred.sirius.sparsity import DRAFTS
 
     if prompt is not None and prompt_file is not None:
         raise ConfigurationError("give either --prompt or --prompt_file")
@@ -72,7 +78,12 @@ def generate(
     correction = None
     if corrected:
         correction = Correction(
-            period, threshold, policy=policy, slice_rows=slice_rows, tpot_budget=tpot_budget
+            period,
+            threshold,
+            policy=policy,
+            slice_rows=slice_rows,
+            tpot_budget=tpot_budget,
+            draft=None if draft is None else DRAFTS[draft](draft_keep),
         )
     sampling = Sampling(temperature, top_k, top_p, seed)
     model = KVPredictionModel.from_pretrained(artefact, base)

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import call_with_arguments
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.correction import Correction, StreamingPolicy
+from lit_kvpred.sirius.sparsity import DRAFTS
 
 
 def sweep(
@@ -25,6 +26,9 @@ def sweep(
     policies: list[StreamingPolicy] | None = None,
     thresholds: list[float] | None = None,
     periods: list[int] | None = None,
+    draft: Literal["csparse", "fsparse"] | None = None,
+    draft_keep: float = 0.5,
+    exact_prompt: bool = False,
     shots: int = 0,
     batch_size: int = 8,
     json: str | None = None,
@@ -42,6 +46,9 @@ def sweep(
         policies: Streaming policies, retract and commit by default.
         thresholds: Least probabilities of an accepted token; .05, .1, .3 and 1.1 by default.
         periods: Tokens drafted before the prompt becomes exact; 8 by default.
+        draft: Go on with sparse drafts once the prompt is exact.
+        draft_keep: Share of the feed-forward neurons that they use.
+        exact_prompt: The base reads the prompts itself: what sparse drafts do alone.
         shots: Solved examples before a prompt, for tasks that have them.
         batch_size: Prompts answered together.
         json: File for all figures and the environment.
@@ -55,7 +62,13 @@ def sweep(
     from lit_kvpred.model.loading import load_tokenizer
 
     chosen = product(policies or _POLICIES, periods or [8], thresholds or _THRESHOLDS)
-    corrections = [Correction(period, t, policy=policy) for policy, period, t in chosen]
+    sparsity = None if draft is None else DRAFTS[draft](draft_keep)
+    if exact_prompt and sparsity is None:
+        raise ConfigurationError("--exact_prompt leaves nothing to correct without --draft")
+    corrections = [
+        Correction(period, threshold, policy=policy, draft=sparsity)
+        for policy, period, threshold in chosen
+    ]
     if batch_size < 1:
         raise ConfigurationError(f"--batch_size must be at least 1, got {batch_size}")
     model = KVPredictionModel.from_pretrained(artefact, base)
@@ -67,7 +80,14 @@ def sweep(
         )
         prompts.attach_tokenizer(tokenizer)
         ids = [torch.tensor(tokenizer(e.prompt)["input_ids"]) for e in prompts.examples]
-        rows = measure(model, ids, corrections, new_tokens=new_tokens, batch_size=batch_size)
+        rows = measure(
+            model,
+            ids,
+            corrections,
+            new_tokens=new_tokens,
+            batch_size=batch_size,
+            exact_prompt=exact_prompt,
+        )
         _print_table(task, rows)
         records += [{"task": task} | row for row in rows]
         if json is not None:
@@ -81,7 +101,7 @@ _LEGEND = """\
 none: the prompt stays predicted. Same text, same first: share of answers that are the base's own to
 the last token, or in their first token. Accepted, taken back, kept wrong: shares of drafted tokens;
 the last are rejected tokens that policy commit may not take back. Advance: mean tokens that a
-verify pass adds.
+verify pass adds. Density: weights read per token of sparse drafts and their checks, of the base's.
 """
 
 
@@ -91,7 +111,7 @@ def _print_table(task: str, rows: list[dict[str, Any]]) -> None:
 
     title = f"{task}, {rows[0]['answers']} prompts"
     table = Table(title=title, title_justify="left")
-    for heading in ("policy", "period", "threshold", *_SHARES, "advance"):
+    for heading in ("policy", "period", "threshold", *_SHARES, "advance", "density"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in rows:
         table.add_row(
@@ -100,6 +120,7 @@ def _print_table(task: str, rows: list[dict[str, Any]]) -> None:
             _number(row["threshold"], "g"),
             *(_number(row[name], ".1%") for name in _SHARES.values()),
             _number(row["aal"], ".2f"),
+            _number(row["effective_density"], ".2f"),
         )
     Console(file=sys.stdout, width=110).print(table)
 

@@ -23,8 +23,10 @@ from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse, Sparsity
 
 BASE = "base"
+_EXACT = (BASE, "sirius")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Variant:
     """One way to answer.
 
     Attributes:
-        system: ``predicted`` or ``catch_up``.
+        system: ``predicted``, ``catch_up``, ``sirius`` (exact prompt, sparse drafts) or
+            ``sirius_catch_up`` (both).
         correction: None stays on the predicted prompt.
     """
 
@@ -65,9 +68,11 @@ def measure_answers(
     Returns:
         A record for ``base`` and for each variant: ``system``, ``slice_rows``, ``prompt_tokens``,
         ``new_tokens``, ``batch_size``, ``threads``, ``dtype``; ``ttft_s``, ``total_s``,
-        ``time_to_exact_s``, ``tpot_s`` (all decode steps), ``tpot_during_s`` (those before the
-        prompt is exact) and ``tpot_after_s``, each with quartiles or None; ``ttft_ratio`` and
-        ``total_ratio``, quartiles of the ratio to the base's time in the same round; ``peak_mb`` of
+        ``time_to_exact_s``, ``tpot_s`` (all dense decode steps), ``tpot_during_s`` (those before
+        the prompt is exact) and ``tpot_after_s``, ``token_s`` (whatever comes after the first
+        token, a token), ``sparse_step_s`` and ``check_s`` of sparse drafts, each with quartiles or
+        None; ``ttft_ratio``, ``token_ratio`` and ``total_ratio``, quartiles of the ratio to the
+        base's time in the same round; ``density`` and ``aal`` of sparse drafts; ``peak_mb`` of
         process memory (None where the system can't tell); ``flops`` (``prefill``, ``total`` and
         ``bound_speedup`` of the first token); ``same_text``, the share of answers that are the
         base's; ``drafted`` and ``retracted`` tokens.
@@ -88,8 +93,10 @@ def measure_answers(
         def run(round_: int) -> GenerationOutput:
             ids = prompts[round_ % len(prompts)]
             with memory[number]:
-                if number == 0:
-                    return generate_exact(model.adapter, ids, settings=settings)
+                if systems[number].system in _EXACT:
+                    return generate_exact(
+                        model.adapter, ids, settings=settings, correction=correction
+                    )
                 return generate(model, ids, settings=settings, correction=correction)
 
         return run
@@ -107,27 +114,29 @@ def measure_answers(
     return [
         {"system": variant.system, "slice_rows": variant.slice_rows}
         | shared
-        | _measures(model, own, outputs[0], used, length, variant.system != BASE)
+        | _measures(model, variant, own, outputs[0], used, length)
         for variant, own, used in zip(systems, outputs, memory, strict=True)
     ]
 
 
 def _measures(
     model: KVPredictionModel,
+    variant: Variant,
     outputs: Sequence[GenerationOutput],
     references: Sequence[GenerationOutput],
     memory: PeakMemory,
     n_tokens: int,
-    predicted: bool,
 ) -> dict[str, Any]:
     own = [output.stats for output in outputs]
     base = [output.stats for output in references]
     exact = [s.time_to_exact_s for s in own if s.time_to_exact_s is not None]
     steps = [[*s.draft_step_s, *s.exact_step_s] for s in own]
+    predicted = variant.system not in _EXACT
+    draft = None if variant.correction is None else variant.correction.draft
     first = (
         to_first_token(model, n_tokens) if predicted else flops.prefill(model.base.config, n_tokens)
     )
-    rest = statistics.mean(_flops_after_first(model, n_tokens, s, predicted) for s in own)
+    rest = statistics.mean(_flops_after_first(model, n_tokens, s, predicted, draft) for s in own)
     return {
         "ttft_s": _quartiles([s.ttft_s for s in own]),
         "ttft_ratio": _quartiles([a.ttft_s / b.ttft_s for a, b in zip(own, base, strict=True)]),
@@ -137,6 +146,17 @@ def _measures(
         "tpot_s": _quartiles([t for taken in steps for t in taken]),
         "tpot_during_s": _quartiles([t for s in own for t in s.draft_step_s]),
         "tpot_after_s": _quartiles([t for s in own for t in s.exact_step_s]),
+        "token_s": _quartiles([(s.total_s - s.ttft_s) / (s.new_tokens - 1) for s in own]),
+        "token_ratio": _quartiles(
+            [
+                (a.total_s - a.ttft_s) / (b.total_s - b.ttft_s)
+                for a, b in zip(own, base, strict=True)
+            ]
+        ),
+        "sparse_step_s": _quartiles([t for s in own for t in s.sparse_step_s]),
+        "check_s": _quartiles([t for s in own for t in s.check_s]),
+        "aal": _mean_advance(own),
+        "density": None if draft is None else model.sparse_base.density(draft),
         "peak_mb": None if memory.bytes is None else memory.bytes / 1e6,
         "flops": {
             "prefill": first,
@@ -156,15 +176,34 @@ def _quartiles(values: Sequence[float]) -> dict[str, float | int] | None:
 
 
 def _flops_after_first(
-    model: KVPredictionModel, n_tokens: int, stats: GenerationStats, predicted: bool
+    model: KVPredictionModel,
+    n_tokens: int,
+    stats: GenerationStats,
+    predicted: bool,
+    draft: Sparsity | None,
 ) -> int:
     """FLOPs of one answer behind its first token, from what its statistics say was run."""
     base = model.base.config
-    steps = len(stats.draft_step_s) + len(stats.exact_step_s)
+    sparse, checks = len(stats.sparse_step_s), len(stats.check_s)
+    steps = len(stats.draft_step_s) + len(stats.exact_step_s) + sparse
     total = sum(flops.decode_step(base, n_tokens + 1 + i) for i in range(steps))
     if predicted and stats.time_to_exact_s is not None:
         depth = model.auxiliary.exact_layers
         total += flops.catch_up(base, n_tokens - 1, depth=depth)
         total += flops.riding(base, stats.riding_rows)
-        total += flops.verify(base, n_tokens, stats.drafted)
+        total += flops.verify(base, n_tokens, stats.drafted - sparse)
+        if isinstance(draft, CSparse):
+            # Neurons of the last layer are counted, so that its rows pass all of it.
+            total += flops.riding(base, n_tokens - 1 - stats.riding_rows)
+    if isinstance(draft, CSparse):
+        total -= round(2 * sparse * model.sparse_base.unused_parameters(draft))
+    if checks:
+        total += flops.verify(base, n_tokens, sparse) + (checks - 1) * flops.verify(
+            base, n_tokens, 0
+        )
     return total
+
+
+def _mean_advance(stats: Sequence[GenerationStats]) -> float | None:
+    advances = [advance for s in stats for advance in s.advances]
+    return statistics.mean(advances) if advances else None

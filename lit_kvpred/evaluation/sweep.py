@@ -15,12 +15,14 @@ from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.metrics import average_advance_length, effective_density
 
 
 class _Tally:
     """Counts over the answers of one setting."""
 
-    def __init__(self) -> None:
+    def __init__(self, correction: Correction | None, density: float) -> None:
+        self.correction, self.density = correction, density
         self.answers = self.same_text = self.same_first = 0
         self.stats: list[GenerationStats] = []
 
@@ -44,8 +46,20 @@ class _Tally:
             "accepted_rate": accepted / drafted if drafted else None,
             "retraction_rate": retracted / drafted if drafted else None,
             "unrecoverable_rate": unrecoverable / drafted if drafted else None,
-            "aal": 1 + accepted / self.answers if drafted else None,
+            **self._efficiency(accepted, drafted),
         }
+
+    def _efficiency(self, accepted: int, drafted: int) -> dict[str, float | None]:
+        if self.correction is None or not drafted:
+            return {"aal": None, "effective_density": None}
+        if self.correction.draft is None:
+            return {"aal": 1 + accepted / self.answers, "effective_density": None}
+        advances = [advance for stats in self.stats for advance in stats.advances]
+        if not advances:
+            return {"aal": None, "effective_density": None}
+        aal = average_advance_length(advances)
+        density = effective_density(self.correction.period, self.density, aal)
+        return {"aal": aal, "effective_density": density}
 
 
 @torch.inference_mode()
@@ -56,6 +70,7 @@ def sweep(
     *,
     new_tokens: int = 32,
     batch_size: int = 8,
+    exact_prompt: bool = False,
 ) -> list[dict[str, Any]]:
     """Answer the same prompts greedily with each correction, and by the base alone.
 
@@ -65,13 +80,15 @@ def sweep(
         corrections: Settings to compare.
         new_tokens: Longest answer.
         batch_size: Prompts of a batch.
+        exact_prompt: The base reads the prompts itself, and only sparse drafts are corrected.
 
     Returns:
-        A record for the predicted prompt without correction (``policy`` None) and for each
-        correction: its ``policy``, ``threshold`` and ``period``; number of ``answers``; shares of
-        answers whose text, and whose first token, is the base's; ``drafted`` tokens, and the shares
-        of them that were accepted, taken back, and rejected but kept; and ``aal``, the mean advance
-        of a verify pass (Sirius 5).
+        A record for the predicted prompt without correction (``policy`` None; left out where
+        prompts are exact) and for each correction: its ``policy``, ``threshold`` and
+        ``period``; number of ``answers``; shares of answers whose text, and whose first token, is
+        the base's; ``drafted`` tokens, and the shares of them that were accepted, taken back, and
+        rejected but kept; and ``aal``, the mean advance
+        of a verify pass, with ``effective_density`` where drafts are sparse (Sirius 5).
 
     Raises:
         ConfigurationError: If there is no prompt.
@@ -79,18 +96,28 @@ def sweep(
     if not prompts:
         raise ConfigurationError("a sweep needs at least one prompt")
     settings = GenerationSettings(max_new_tokens=new_tokens)
-    tried: list[Correction | None] = [None, *corrections]
-    tallies = [_Tally() for _ in tried]
+    tried: list[Correction | None] = [*([] if exact_prompt else [None]), *corrections]
+    tallies = [_Tally(correction, _density(model, correction)) for correction in tried]
     for ids, mask in _batches(prompts, batch_size, model.base.device):
         reference = generate_exact(model.adapter, ids, mask, settings=settings)
         for correction, tally in zip(tried, tallies, strict=True):
-            output = generate(model, ids, mask, settings=settings, correction=correction)
+            output = (
+                generate_exact(model.adapter, ids, mask, settings=settings, correction=correction)
+                if exact_prompt
+                else generate(model, ids, mask, settings=settings, correction=correction)
+            )
             tally.add(output, reference)
     return [
         {name: getattr(correction, name, None) for name in ("policy", "threshold", "period")}
         | tally.as_dict()
         for correction, tally in zip(tried, tallies, strict=True)
     ]
+
+
+def _density(model: KVPredictionModel, correction: Correction | None) -> float:
+    if correction is None or correction.draft is None:
+        return 1.0
+    return model.sparse_base.density(correction.draft)
 
 
 def _batches(

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
-from lit_kvpred.model.caches import n_rows, padding_mask, roll_back, shift_rows_right
+from lit_kvpred.model.caches import (
+    drop_first,
+    n_rows,
+    padding_mask,
+    roll_back,
+    shift_rows_right,
+)
 from lit_kvpred.model.family import FamilyAdapter
 
 
@@ -54,34 +60,46 @@ class AnswerState:
 
     def step(self) -> Tensor:
         """Run the pending tokens through the base; returns ``(B, V)`` logits."""
-        pending = self._pending()
+        pending = self.pending()
         return self.feed(pending, torch.ones_like(pending, dtype=torch.bool))[:, -1]
+
+    def sparse_step(self, model: PreTrainedModel) -> Tensor:
+        """Run the pending tokens through a sparse copy of the base; ``(B, V)`` logits."""
+        pending = self.pending()
+        logits = self._run(model, pending, torch.ones_like(pending, dtype=torch.bool))
+        self.states.append_sparse(1)
+        return logits[:, -1]
 
     def take_pending(self) -> tuple[Tensor, Tensor]:
         """Pending tokens and their positions, each ``(B, 1)``, for a forward of the caller's own.
 
         Their row is visible from here on; the caller appends it to cache and states.
         """
-        pending = self._pending()
+        pending = self.pending()
         self.visible = torch.cat([self.visible, torch.ones_like(pending, dtype=torch.bool)], dim=1)
         return pending, (self.visible.long().sum(1, keepdim=True) - 1)
 
-    def _pending(self) -> Tensor:
+    def pending(self) -> Tensor:
+        """The last token of each answer, ``(B, 1)``."""
         return torch.tensor([[answer[-1]] for answer in self.tokens], device=self.visible.device)
 
     def feed(self, input_ids: Tensor, real: Tensor) -> Tensor:
         """Append rows for ``input_ids`` ``(B, r)`` (``real`` False at padding); ``(B, r, V)``."""
+        logits = self._run(self.adapter.model, input_ids, real)
+        self.states.append_computed(input_ids.shape[1])
+        return logits
+
+    def _run(self, model: PreTrainedModel, input_ids: Tensor, real: Tensor) -> Tensor:
         rows = input_ids.shape[1]
         self.visible = torch.cat([self.visible, real], dim=1)
         positions = (self.visible.long().cumsum(1) - 1).clamp(min=0)[:, -rows:]
-        output = self.adapter.model(
+        output = model(
             input_ids,
             position_ids=positions,
             attention_mask=padding_mask(self.visible, self.cache),
             cache=self.cache,
             use_cache=True,
         )
-        self.states.append_computed(rows)
         return output.logits.float()
 
     def drop_last(self, rows: Tensor) -> None:
@@ -97,3 +115,12 @@ class AnswerState:
             source = torch.arange(held, device=shifts.device)[None] - shifts[:, None]
             moved = self.visible.gather(1, source.clamp(min=0))
             self.visible = moved & (source >= 0)
+            self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        """Drop leading slots that no batch entry uses, or ragged rollbacks would fill the cache."""
+        spare = int((~self.visible).long().cumprod(1).sum(1).min())
+        if spare:
+            drop_first(self.cache, spare)
+            self.states.drop_first(spare)
+            self.visible = self.visible[:, spare:]

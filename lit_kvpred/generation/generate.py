@@ -25,15 +25,17 @@ from lit_kvpred.generation.events import (
 )
 from lit_kvpred.generation.prefill import Prefill, exact_prefill, predicted_prefill
 from lit_kvpred.generation.prompt import Prompt, describe_prompt
-from lit_kvpred.generation.reconciliation import Verdict, reconcile
+from lit_kvpred.generation.reconciliation import Verdict, judge, reconcile
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.sampling import TokenChooser
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.slice_budget import slice_rows_within
+from lit_kvpred.generation.sparse_draft import SparseDraft
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import SparseBase, counting
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -89,10 +91,14 @@ def stream(
         correction = replace(correction, slice_rows=rows)
 
     def prefill(prompt: Prompt, static_length: int | None) -> Prefill:
-        return predicted_prefill(model, prompt, static_length=static_length)
+        statistics = None if draft is None else draft.statistics
+        return predicted_prefill(model, prompt, static_length=static_length, statistics=statistics)
 
     cut = model.auxiliary.cut
-    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut)
+    draft = None
+    if correction is not None and correction.draft is not None:
+        draft = SparseDraft(model.sparse_base, correction.draft)
+    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut, draft)
     # The first token does not wait for the disk.
     release = model.release_auxiliary if settings.release_auxiliary else None
     return writer.write(prefill, after_first_token=release)
@@ -116,15 +122,37 @@ def generate_exact(
     attention_mask: Tensor | None = None,
     *,
     settings: GenerationSettings | None = None,
+    correction: Correction | None = None,
 ) -> GenerationOutput:
-    """What the model behind ``adapter`` answers by itself; arguments and errors of `stream`."""
+    """What the model behind ``adapter`` answers by itself; arguments and errors of `stream`.
+
+    With a ``draft`` in ``correction`` it writes in Sirius periods.
+    """
+    return drain(
+        stream_exact(adapter, input_ids, attention_mask, settings=settings, correction=correction)
+    )
+
+
+def stream_exact(
+    adapter: FamilyAdapter,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    settings: GenerationSettings | None = None,
+    correction: Correction | None = None,
+) -> Generator[Event, None, GenerationOutput]:
+    """Like `generate_exact`, yielding events as they happen."""
     settings = settings or GenerationSettings()
+    draft = None
+    if correction is not None and correction.draft is not None:
+        draft = SparseDraft(SparseBase(adapter), correction.draft)
 
     def prefill(prompt: Prompt, static_length: int | None) -> Prefill:
-        return exact_prefill(adapter, prompt, static_length=static_length)
+        statistics = None if draft is None else draft.statistics
+        return exact_prefill(adapter, prompt, static_length=static_length, statistics=statistics)
 
-    writer = _Writer(adapter, input_ids, attention_mask, settings)
-    return drain(writer.write(prefill))
+    writer = _Writer(adapter, input_ids, attention_mask, settings, correction, draft=draft)
+    return writer.write(prefill)
 
 
 class _Writer:
@@ -138,9 +166,10 @@ class _Writer:
         settings: GenerationSettings,
         correction: Correction | None = None,
         cut: DepthCut | None = None,
+        draft: SparseDraft | None = None,
     ) -> None:
         self.adapter, self.settings = adapter, settings
-        self.correction, self.cut = correction, cut
+        self.correction, self.cut, self.draft = correction, cut, draft
         self.rule = settings.stop_rule(adapter.model)
         self.prompt = describe_prompt(
             adapter, input_ids, attention_mask, settings.max_new_tokens, settings.context
@@ -171,17 +200,20 @@ class _Writer:
         yield from self._show(answer, limit=1, exact=not predicted)
         if after_first_token is not None:
             after_first_token()
-        catch_up = CatchUp(answer, self.prompt, self.cut, first.hidden)
+        statistics = None if self.draft is None else self.draft.statistics
+        catch_up = CatchUp(answer, self.prompt, self.cut, first.hidden, statistics)
         if predicted and self.correction is not None:
             yield from self._draft(answer, self.correction, catch_up)
             if not answer.all_done or self.correction.policy != "commit":
                 verdict = self._reconcile(answer, catch_up, self.correction)
-                self.stats.add_verdict(verdict)
+                self.stats.add_reconciliation(verdict)
                 self.stats.time_to_exact_s = time.perf_counter() - start
                 yield from self._retract(verdict)
                 yield ExactEvent()
         is_exact = self.stats.time_to_exact_s is not None
         yield from self._show(answer, exact=is_exact)
+        if is_exact and self.draft is not None and self.correction is not None:
+            yield from self._write_in_periods(answer, self.correction, self.draft)
         taken = self.stats.exact_step_s if is_exact else self.stats.draft_step_s
         while not answer.all_done:
             with _timed(taken):
@@ -247,15 +279,41 @@ class _Writer:
             yield from self._show(answer, limit=limit, exact=False)
 
     def _reconcile(self, answer: AnswerState, catch_up: CatchUp, correction: Correction) -> Verdict:
-        self.stats.riding_rows = catch_up.done
+        self.stats.riding_rows = catch_up.done - self.prompt.known
         catch_up.finish()
-        return reconcile(answer, self.prompt.token_ids[:, -1:], correction, self.choose, self.shown)
+        last = self.prompt.token_ids[:, -1:]
+        # Of the rows of this pass only the prompt's belongs to its statistics.
+        real = torch.ones_like(last, dtype=torch.bool)
+        with counting(catch_up.statistics, real, catch_up.unread_layers):
+            return reconcile(answer, last, correction, self.choose, self.shown)
+
+    def _write_in_periods(
+        self, answer: AnswerState, correction: Correction, draft: SparseDraft
+    ) -> Generator[Event, None, None]:
+        """Sirius (3.1): sparse steps, one verify pass that rewrites their rows, rollback."""
+        period, holds = correction.period, correction.policy == "hold"
+        while period > 1 and not answer.all_done:
+            settled = [len(tokens) for tokens in answer.tokens]
+            before, rows = answer.pending(), 0
+            while rows < period - 1 and not answer.all_done:
+                with _timed(self.stats.sparse_step_s):
+                    answer.append(self.choose(answer.sparse_step(draft.model)))
+                rows += 1
+                if not holds:
+                    yield from self._show(answer, exact=False)
+            with _timed(self.stats.check_s):
+                answer.drop_last(torch.full((len(settled),), rows, device=before.device))
+                verdict = judge(answer, before, settled, correction, self.choose, self.shown)
+            self.stats.add_check(verdict, answer.done, period, draft.density)
+            yield from self._retract(verdict)
+            yield from self._show(answer, exact=True)
 
     def _retract(self, verdict: Verdict) -> Generator[Event, None, None]:
-        for row, kept in enumerate(verdict.kept):
-            if self.shown[row] > kept:
-                yield RetractionEvent(row, self.shown[row] - kept)
-                self.shown[row] = kept
+        for row, (settled, kept) in enumerate(zip(verdict.settled, verdict.kept, strict=True)):
+            surplus = self.shown[row] - settled - kept
+            if surplus > 0:
+                yield RetractionEvent(row, surplus)
+                self.shown[row] -= surplus
 
     def _show(
         self, answer: AnswerState, *, exact: bool, limit: int | None = None

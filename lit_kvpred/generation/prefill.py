@@ -12,6 +12,7 @@ from lit_kvpred.model.caches import empty_cache, padding_mask
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.reading import rows_of_cache
+from lit_kvpred.sirius.sparsity import NeuronStatistics, counting
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -35,16 +36,26 @@ class Prefill(NamedTuple):
 
 
 def predicted_prefill(
-    model: KVPredictionModel, prompt: Prompt, *, static_length: int | None = None
+    model: KVPredictionModel,
+    prompt: Prompt,
+    *,
+    static_length: int | None = None,
+    statistics: NeuronStatistics | None = None,
 ) -> Prefill:
     """Predict the rows of all prompt tokens but the last ones; the base runs these (KVP 4.2).
 
     The base runs ``model.exact_tail`` rows, all of them where the unknown part of the prompt is no
     longer. Rows known from a context stay as they are.
+
+    Args:
+        model: The joined model.
+        prompt: The prompts.
+        static_length: Slots of a static cache; None makes a dynamic one.
+        statistics: Counts the neurons of all rows that are computed exactly.
     """
     model.restore_auxiliary()
     if model.auxiliary.cut is not None:
-        return _prefix_prefill(model, model.auxiliary.cut, prompt, static_length)
+        return _prefix_prefill(model, model.auxiliary.cut, prompt, static_length, statistics)
     stop = _first_exact(model, prompt)
     cache = _known_cache(model.adapter, prompt, prompt.known, static_length)
     if stop > prompt.known:
@@ -54,12 +65,17 @@ def predicted_prefill(
         predicted = model.predict(model.read_auxiliary(ids, sequences)).after(prompt.known)
         model.fill(cache, predicted, sequences[prompt.known :])
         _restore_known(prompt, cache, stop)
-    logits = _run_base(model.adapter, prompt, stop, cache)
+    counted = statistics if stop == prompt.known else None
+    logits = _run_base(model.adapter, prompt, stop, cache, counted)
     return Prefill(logits, cache, stop - prompt.known)
 
 
 def _prefix_prefill(
-    model: KVPredictionModel, cut: DepthCut, prompt: Prompt, static_length: int | None
+    model: KVPredictionModel,
+    cut: DepthCut,
+    prompt: Prompt,
+    static_length: int | None,
+    statistics: NeuronStatistics | None,
 ) -> Prefill:
     """All rows through the shared layers, the last ones through the layers above as well."""
     adapter, known = model.adapter, prompt.known
@@ -68,7 +84,11 @@ def _prefix_prefill(
     first = max(0, known - 1)
     cache = _known_cache(adapter, prompt, first, static_length)
     sequences = prompt.sequences[first:]
-    with cut.adapter.record_norm_inputs() as norm_inputs:
+    lower, upper = slice(cut.depth), slice(cut.depth, None)
+    with (
+        cut.adapter.record_norm_inputs() as norm_inputs,
+        counting(statistics, sequences.real, lower),
+    ):
         hidden = cut.run_lower(
             prompt.token_ids[:, first:],
             cache,
@@ -89,23 +109,29 @@ def _prefix_prefill(
         model.fill(cache, predicted.after(known - first), prompt.sequences[known:stop])
         _restore_known(prompt, cache, stop, cut.depth)
     hidden = hidden[:, known - first :]
-    logits = cut.run_upper(
-        hidden[:, stop - known :],
-        cache,
-        logits_to_keep=1,
-        position_ids=prompt.sequences.position_ids[:, stop:],
-        attention_mask=padding_mask(prompt.sequences.real, cache),
-    )
     predicted_rows = 0 if cut.depth == adapter.n_layers else stop - known
+    counted = None if predicted_rows else statistics
+    with counting(counted, prompt.sequences.real[:, stop:], upper):
+        logits = cut.run_upper(
+            hidden[:, stop - known :],
+            cache,
+            logits_to_keep=1,
+            position_ids=prompt.sequences.position_ids[:, stop:],
+            attention_mask=padding_mask(prompt.sequences.real, cache),
+        )
     return Prefill(logits[:, -1].float(), cache, predicted_rows, hidden)
 
 
 def exact_prefill(
-    adapter: FamilyAdapter, prompt: Prompt, *, static_length: int | None = None
+    adapter: FamilyAdapter,
+    prompt: Prompt,
+    *,
+    static_length: int | None = None,
+    statistics: NeuronStatistics | None = None,
 ) -> Prefill:
     """The base's ordinary prefill, every layer keeping its full length."""
     cache = _known_cache(adapter, prompt, prompt.known, static_length)
-    return Prefill(_run_base(adapter, prompt, prompt.known, cache), cache)
+    return Prefill(_run_base(adapter, prompt, prompt.known, cache, statistics), cache)
 
 
 def _first_exact(model: KVPredictionModel, prompt: Prompt) -> int:
@@ -130,14 +156,21 @@ def _restore_known(prompt: Prompt, cache: Cache, stop: int, first_layer: int = 0
         prompt.context.restore(cache, slots, prompt.sequences.real, prompt.known, first_layer)
 
 
-def _run_base(adapter: FamilyAdapter, prompt: Prompt, first: int, cache: Cache) -> Tensor:
+def _run_base(
+    adapter: FamilyAdapter,
+    prompt: Prompt,
+    first: int,
+    cache: Cache,
+    statistics: NeuronStatistics | None,
+) -> Tensor:
     """Run the base over the rows from ``first`` on; ``(B, V)`` logits of the last."""
-    output = adapter.model(
-        prompt.token_ids[:, first:],
-        position_ids=prompt.sequences.position_ids[:, first:],
-        attention_mask=padding_mask(prompt.sequences.real, cache),
-        cache=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
+    with counting(statistics, prompt.sequences.real[:, first:]):
+        output = adapter.model(
+            prompt.token_ids[:, first:],
+            position_ids=prompt.sequences.position_ids[:, first:],
+            attention_mask=padding_mask(prompt.sequences.real, cache),
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
     return output.logits[:, -1].float()

@@ -16,6 +16,8 @@ class RowState(IntEnum):
     """The predictor made it."""
     STALE = 2
     """The base computed it while some earlier row was not exact."""
+    SPARSE = 3
+    """A sparse draft computed it."""
 
 
 class RowStates:
@@ -47,6 +49,10 @@ class RowStates:
         exact = bool((self._states == RowState.EXACT).all())
         self._append(rows, RowState.EXACT if exact else RowState.STALE)
 
+    def append_sparse(self, rows: int) -> None:
+        """A sparse draft computed ``rows`` rows."""
+        self._append(rows, RowState.SPARSE)
+
     def mark_exact(self, rows: slice) -> None:
         """The base computed ``rows`` again from exact context.
 
@@ -61,6 +67,10 @@ class RowStates:
     def roll_back(self, rows: int) -> None:
         """The last ``rows`` rows were dropped."""
         self._states = self._states[:, : self.n_rows - rows]
+
+    def drop_first(self, rows: int) -> None:
+        """The first ``rows`` rows were dropped."""
+        self._states = self._states[:, rows:]
 
     def count(self, state: RowState) -> int:
         """Number of rows of one state, over the whole batch."""

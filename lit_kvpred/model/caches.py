@@ -258,6 +258,21 @@ def roll_back(cache: Cache, rows: int) -> None:
         cache.crop(-rows)
 
 
+def drop_first(cache: Cache, rows: int) -> None:
+    """Drop the first ``rows`` slots of every layer, which all batch entries have to spare."""
+    held = n_rows(cache)
+    for layer in cache.layers:
+        static = isinstance(layer, StaticLayer)
+        for name in ("keys", "values"):
+            kept = getattr(layer, name)[:, :, rows:held]
+            if static:
+                getattr(layer, name)[:, :, : held - rows] = kept.clone()
+            else:
+                setattr(layer, name, kept)
+        if static:
+            layer.crop(-rows)
+
+
 def shift_rows_right(cache: Cache, shifts: Tensor) -> None:
     """Move the filled rows of batch entry ``b`` by ``shifts[b]`` slots to the right.
 

@@ -103,12 +103,18 @@ class DepthCut:
         output = self.upper(inputs_embeds=hidden, logits_to_keep=logits_to_keep, **arguments)
         return output.logits
 
-    def fill_upper(self, hidden: Tensor, cache: Cache, **arguments: Any) -> None:
-        """Like `run_upper`, for the rows alone: ends with the last layer's keys and values."""
+    def fill_upper(
+        self, hidden: Tensor, cache: Cache, *, whole_layers: bool = False, **arguments: Any
+    ) -> None:
+        """Like `run_upper`, for the rows alone.
+
+        It ends with the last layer's keys and values, or with ``whole_layers`` behind that layer.
+        """
         last = self.adapter.n_layers - 1
         if self.depth > last:
             return
-        view = upper_view(cache, self.depth, self.adapter.n_layers, stop_after=last)
+        stop_after = None if whole_layers else last
+        view = upper_view(cache, self.depth, self.adapter.n_layers, stop_after)
         with suppress(ForwardStopped):
             self.upper.get_decoder()(inputs_embeds=hidden, cache=view, use_cache=True, **arguments)
 

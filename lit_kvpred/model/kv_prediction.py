@@ -25,6 +25,7 @@ from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import CacheRows, read_rows
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import SparseBase
 
 if TYPE_CHECKING:
     from lit_kvpred.generation.context import ExactContext
@@ -143,6 +144,7 @@ class KVPredictionModel(nn.Module):
             rank,
         )
         self._store: AuxiliaryStore | None = None
+        self._sparse_base: SparseBase | None = None
         self.register_state_dict_pre_hook(lambda *_: self.restore_auxiliary())
         base.requires_grad_(False)
         base.eval()
@@ -452,6 +454,17 @@ class KVPredictionModel(nn.Module):
             settings=GenerationSettings(**settings),
             correction=correction,
         )
+
+    @property
+    def sparse_base(self) -> SparseBase:
+        """Makes sparse copies of the base for drafts.
+
+        Raises:
+            UnsupportedFamilyError: If its feed-forward parts are of no ordinary kind.
+        """
+        if self._sparse_base is None:
+            self._sparse_base = SparseBase(self.adapter)
+        return self._sparse_base
 
     # -- memory and artefacts ---------------------------------------------------------------
 

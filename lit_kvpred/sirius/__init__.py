@@ -1,1 +1,1 @@
-"""Correction after Sirius (arXiv 2409.03856): acceptance, settings, efficiency metrics."""
+"""Sirius (arXiv 2409.03856): sparse drafts, acceptance, correction settings, efficiency metrics."""

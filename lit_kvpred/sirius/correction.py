@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.sirius.sparsity import Sparsity
 
 StreamingPolicy = Literal["hold", "commit", "retract"]
 
@@ -29,6 +30,9 @@ class Correction:
             step times measured once on this machine. None: all rows at once, after ``period``
             tokens.
         tpot_budget: For ``auto``: longest step with a slice, relative to one without.
+        draft: Once the prompt is exact, go on in Sirius periods: ``period - 1`` tokens by a sparse
+            draft, which the base then judges in one pass (Sirius 3.1). None: the base goes on
+            alone.
 
     Raises:
         ConfigurationError: If a value is out of range.
@@ -40,6 +44,7 @@ class Correction:
     policy: StreamingPolicy = "hold"
     slice_rows: int | Literal["auto"] | None = None
     tpot_budget: float = 3.0
+    draft: Sparsity | None = None
 
     def __post_init__(self) -> None:
         _check_count("period", self.period)

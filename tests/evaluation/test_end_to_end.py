@@ -9,11 +9,13 @@ from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation import end_to_end, flops
 from lit_kvpred.evaluation.end_to_end import Variant, measure_answers
 from lit_kvpred.evaluation.memory import PeakMemory
-from lit_kvpred.generation.generate import GenerationOutput
+from lit_kvpred.generation.generate import GenerationOutput, generate_exact
+from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse
 from tests.evaluation.counting import counted_linear_flops
 from tests.tiny_models import random_ids, tiny_model
 
@@ -58,17 +60,36 @@ def test_records(model):
     assert slices["tpot_after_s"]["n"] == 16
 
 
+def test_sirius_alone(model, monkeypatch):
+    monkeypatch.setattr(flops, "_attention_width", lambda _: 0)
+    ids, correction = random_ids(1, 12), Correction(4, 0.0, draft=CSparse(0.5))
+    base, record = measure_answers(model, [ids], [Variant("sirius", correction)], new_tokens=9)
+    assert record["aal"] == 4
+    assert record["density"] == model.sparse_base.density(CSparse(0.5))
+    assert record["sparse_step_s"]["n"] == 6
+    assert record["check_s"]["n"] == 2
+    assert record["ttft_s"]["n"] == 1
+    assert base["sparse_step_s"] is base["density"] is None
+    assert base["token_ratio"]["median"] == 1.0
+    settings = GenerationSettings(max_new_tokens=9, eos_ids=())
+    run = counted_linear_flops(
+        lambda: generate_exact(model.adapter, ids, settings=settings, correction=correction)
+    )
+    assert record["flops"]["total"] == run
+
+
 def test_ratios_are_those_of_the_same_round(model, monkeypatch):
     prompts = [random_ids(1, 12, seed=s) for s in range(3)]
     outputs = {
-        "0": [(1.0, 4.0), (2.0, 5.0), (9.0, 9.0)],
-        "1": [(0.5, 4.0), (3.0, 5.0), (9.0, 18.0)],
+        "0": [(1.0, 4.0), (2.0, 5.0), (9.0, 10.0)],
+        "1": [(0.5, 4.0), (3.0, 5.0), (9.0, 20.0)],
     }
 
     def results(runs, rounds):
         assert (list(runs), rounds) == (["0", "1"], 3)
         stats = {
-            k: [GenerationStats(ttft_s=a, total_s=b) for a, b in v] for k, v in outputs.items()
+            k: [GenerationStats(ttft_s=a, total_s=b, new_tokens=2) for a, b in v]
+            for k, v in outputs.items()
         }
         return {k: [GenerationOutput(prompts[0], [[1]], s) for s in v] for k, v in stats.items()}
 
@@ -81,13 +102,20 @@ def test_ratios_are_those_of_the_same_round(model, monkeypatch):
 
 @pytest.mark.parametrize(
     "correction",
-    [None, Correction(1, 1.1), Correction(4, 0.0), Correction(1, 1.1, slice_rows=5)],
-    ids=["predicted", "at once", "period", "slices"],
+    [
+        None,
+        Correction(1, 1.1),
+        Correction(4, 0.0),
+        Correction(1, 1.1, slice_rows=5),
+        Correction(4, 0.0, draft=CSparse(0.5)),
+        Correction(3, 1.1, slice_rows=5, draft=CSparse(0.25)),
+    ],
+    ids=["predicted", "at once", "period", "slices", "sparse", "sparse after slices"],
 )
 def test_flops_are_those_of_the_products_that_run(model, correction, monkeypatch):
     monkeypatch.setattr(flops, "_attention_width", lambda _: 0)
     ids = random_ids(1, 12)
-    _, record = measure_answers(model, [ids], [Variant("it", correction)], new_tokens=9)
+    _, record = measure_answers(model, [ids], [Variant("catch_up", correction)], new_tokens=9)
     settings = {"max_new_tokens": 9, "eos_ids": (), "correction": correction}
     run = counted_linear_flops(lambda: model.generate(ids, **settings))
     # Biases of the predictor are counted with its parameters, but are no products.

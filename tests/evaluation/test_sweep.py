@@ -12,6 +12,7 @@ from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse
 from tests.tiny_models import random_ids, tiny_model
 
 _PROMPTS = [random_ids(n, seed=n) for n in (9, 3, 14, 9, 5)]
@@ -68,6 +69,21 @@ def test_shares_are_those_of_the_answers_alone(model):
         first += own[0] == base[0]
     assert none["same_text"] == same / 5
     assert none["same_first_token"] == first / 5
+
+
+def test_sparse_drafts_alone_and_after_catch_up(model):
+    draft = CSparse(0.5)
+    accept, reject = (Correction(_PERIOD, t, policy="retract", draft=draft) for t in (0.0, 1.1))
+    rows = _sweep(model, accept, reject, exact_prompt=True)
+    assert [r["threshold"] for r in rows] == [0.0, 1.1]
+    assert rows[0]["aal"] == _PERIOD
+    density = model.sparse_base.density(draft)
+    assert rows[0]["effective_density"] == pytest.approx((3 * density + 1) / 4)
+    assert (rows[1]["same_text"], rows[1]["aal"]) == (1, 1)
+    none, joined = _sweep(model, reject)
+    assert none["effective_density"] is None
+    assert joined["same_text"] == 1
+    assert joined["drafted"] > 5 * _PERIOD
 
 
 def test_nothing_to_answer_is_an_error(model):

@@ -109,12 +109,13 @@ def test_generate_streams_events(lit_kvpred_process, lit_kvpred, run):
     result = lit_kvpred_process(
         "generate", str(run / "artefact"), "--prompt", "def function_1(", "--json_events",
         "true", "--max_new_tokens", "12", "--period", "4", "--threshold", "2", "--policy",
-        "retract",
+        "retract", "--draft", "csparse",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     events = [json.loads(line) for line in result.stdout.splitlines()]
     assert events[-1]["event"] == "GenerationStats"
-    assert events[-1]["drafted"] == events[-1]["retracted"] > 0
+    assert events[-1]["drafted"] == events[-1]["retracted"] > 4
+    assert events[-1]["sparse_step_s"]
     assert "RetractionEvent" in {e["event"] for e in events}
     shown = 0
     for event in events:
@@ -130,19 +131,20 @@ def test_bench_times_every_variant(lit_kvpred, run, documents_folder, tmp_path):
     result = lit_kvpred(
         "bench", str(run / "artefact"), "--prompt_tokens=[20,40]", "--new_tokens=6",
         "--slice_rows=[8]", "--rounds=2", f"--text={documents_folder}", f"--json={out}",
-        "--threshold=2",
+        "--threshold=2", "--draft=csparse", "--period=3",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     written = json.loads(out.read_text())
     assert written["environment"]["base"]["fingerprint"]
     records = written["results"]
-    assert [r["prompt_tokens"] for r in records] == [20] * 4 + [40] * 4
-    systems = ["base", "predicted", "catch_up", "catch_up"]
+    assert [r["prompt_tokens"] for r in records] == [20] * 6 + [40] * 6
+    systems = ["base", "predicted", "catch_up", "catch_up", "sirius", "sirius_catch_up"]
     assert [r["system"] for r in records] == systems * 2
-    assert [r["slice_rows"] for r in records] == [None, None, None, 8] * 2
-    assert all(r["same_text"] == 1 for r in records if r["system"] == "catch_up")
+    assert [r["slice_rows"] for r in records] == [None, None, None, 8, None, None] * 2
+    assert all(r["same_text"] == 1 for r in records if r["system"] != "predicted")
+    assert all((r["aal"] == 1) == ("sirius" in r["system"]) for r in records)
     assert all(r["ttft_s"]["n"] == 2 and r["threads"] == 1 for r in records)
-    assert result.stdout.count("8 rows") == 2
+    assert result.stdout.count("8 rows") == result.stdout.count("advance") - 1 == 2
 
 
 @pytest.mark.parametrize(

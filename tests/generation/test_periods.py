@@ -1,0 +1,262 @@
+"""Sirius periods: sparse drafts, one verify pass each, and an exact cache after every one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_kvpred.generation import sparse_draft
+from lit_kvpred.generation.events import RetractionEvent, TokenEvent
+from lit_kvpred.generation.generate import generate_exact, stream_exact
+from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.model.auxiliary import build_auxiliary
+from lit_kvpred.model.caches import RecordingCache
+from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse, FSparse, NeuronStatistics, SparseBase
+from tests.tiny_models import left_padded, random_ids, tiny_model
+
+_FAMILIES = ("llama", "qwen3", "gpt2", "gpt_neox", "gemma2", "phi3")
+_PROMPTS = [random_ids(n, seed=n) for n in (9, 3, 14)]
+_HALF = CSparse(0.5)
+
+
+@cache
+def _adapter(family: str = "llama") -> FamilyAdapter:
+    return FamilyAdapter(tiny_model(family, weight_scale=8.0))
+
+
+@cache
+def _joined(kind: str, family: str = "llama") -> KVPredictionModel:
+    base = _adapter(family).model
+    torch.manual_seed(3)
+    auxiliary = build_auxiliary(base, kind, keep=2 if kind == "prefix" else 0.5)
+    return KVPredictionModel(base, auxiliary).eval()
+
+
+def _settings(**chosen) -> GenerationSettings:
+    return GenerationSettings(**{"max_new_tokens": 17, "eos_ids": ()} | chosen)
+
+
+def _plain(adapter, ids, mask=None, **chosen) -> list[list[int]]:
+    return generate_exact(adapter, ids, mask, settings=_settings(**chosen)).answers
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("draft", [CSparse(0.25), FSparse(0.25)])
+@pytest.mark.parametrize("static", [False, True])
+def test_rejecting_everything_is_plain_greedy_with_aal_one(family, draft, static):
+    adapter = _adapter(family)
+    ids, mask = left_padded(_PROMPTS)
+    correction = Correction(period=4, threshold=1.1, draft=draft)
+    output = generate_exact(
+        adapter, ids, mask, settings=_settings(static_cache=static), correction=correction
+    )
+    assert output.answers == _plain(adapter, ids, mask)
+    assert output.stats.aal == 1
+    assert output.stats.accepted == 0
+
+
+@pytest.mark.parametrize("period", [2, 4, 16])
+def test_rejecting_nothing_advances_by_whole_periods(period):
+    correction = Correction(period=period, threshold=0.0, draft=_HALF)
+    output = generate_exact(
+        _adapter(), _PROMPTS[0][None], settings=_settings(max_new_tokens=3 * period + 2),
+        correction=correction,
+    )  # fmt: skip
+    stats = output.stats
+    assert stats.aal == period
+    assert stats.accepted == stats.drafted
+    assert stats.effective_density == pytest.approx(((period - 1) * _density(_HALF) + 1) / period)
+    assert stats.rejected_at == [0] * (period - 1)
+
+
+def _density(sparsity) -> float:
+    return SparseBase(_adapter()).density(sparsity)
+
+
+@pytest.mark.parametrize("draft", [CSparse(1.0), FSparse(1.0)])
+def test_a_draft_with_all_neurons_writes_the_bases_text(draft):
+    adapter, ids = _adapter(), _PROMPTS[0][None]
+    correction = Correction(period=4, threshold=1e-9, draft=draft)
+    output = generate_exact(adapter, ids, settings=_settings(), correction=correction)
+    assert output.answers == _plain(adapter, ids)
+    assert output.stats.aal == 4
+
+
+def test_a_period_of_one_is_plain():
+    adapter, ids = _adapter(), _PROMPTS[0][None]
+    correction = Correction(period=1, threshold=0.5, draft=_HALF)
+    output = generate_exact(adapter, ids, settings=_settings(), correction=correction)
+    assert output.answers == _plain(adapter, ids)
+    assert output.stats.sparse_step_s == []
+
+
+def test_a_prompt_of_one_token():
+    ids = torch.tensor([[7]])
+    correction = Correction(period=4, threshold=1.1, draft=_HALF)
+    output = generate_exact(_adapter(), ids, settings=_settings(), correction=correction)
+    assert output.answers == _plain(_adapter(), ids)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.3, 1.1])
+@pytest.mark.parametrize("policy", ["hold", "retract", "commit"])
+def test_after_it_all_the_cache_is_a_teacher_forced_one(threshold, policy):
+    adapter, ids = _adapter(), _PROMPTS[2][None]
+    correction = Correction(period=5, threshold=threshold, policy=policy, draft=_HALF)
+    output = generate_exact(
+        adapter, ids, settings=_settings(keep_context=True), correction=correction
+    )
+    reference = RecordingCache()
+    with torch.no_grad():
+        adapter.model(output.context.token_ids[None], cache=reference, use_cache=True)
+    for (keys, values), layer in zip(output.context.rows, reference.layers, strict=True):
+        torch.testing.assert_close(keys, layer.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(values, layer.values, atol=1e-4, rtol=1e-4)
+
+
+def _reference_loop(adapter, ids, correction, new: int) -> list[int]:
+    """Sirius 3.1 by its own steps, every draft and every check a forward over the whole text."""
+    sparse = SparseBase(adapter)
+    statistics = NeuronStatistics(sparse.parts)
+    with torch.no_grad(), statistics.recording(torch.ones_like(ids, dtype=torch.bool)):
+        logits = adapter.model(ids).logits
+    answer = [int(logits[0, -1].argmax())]
+    while len(answer) < new:
+        settled = len(answer)
+        # A sparse step sees exact rows of all settled tokens but the last, and sparse ones after.
+        cache = RecordingCache()
+        with torch.no_grad():
+            text = torch.cat([ids, torch.tensor([answer[:-1]], dtype=torch.long)], dim=1)
+            adapter.model(text, cache=cache, use_cache=True)
+            model = sparse.by_prompt(statistics, correction.draft)
+            while len(answer) < min(new, settled + correction.period - 1):
+                step = model(torch.tensor([answer[-1:]]), cache=cache, use_cache=True)
+                answer.append(int(step.logits[0, -1].argmax()))
+            text = torch.cat([ids, torch.tensor([answer])], dim=1)
+            logits = adapter.model(text).logits[0, ids.shape[1] + settled - 1 :]
+        q = (logits[:-1] / correction.temperature).softmax(-1)
+        drafts = answer[settled:]
+        kept = 0
+        while kept < len(drafts) and q[kept, drafts[kept]] >= correction.threshold:
+            kept += 1
+        answer = answer[: settled + kept]
+        if len(answer) < new:
+            answer.append(int(logits[kept].argmax()))
+    return answer
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(2, 6),
+    st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.6]),
+    st.sampled_from([0.1, 0.5, 0.9]),
+    st.integers(1, 15),
+    st.integers(0, 99),
+)
+def test_the_loop_is_that_of_the_paper(period, threshold, keep, new, seed):
+    correction = Correction(period=period, threshold=threshold, draft=CSparse(keep))
+    ids = random_ids(1, 4 + seed % 9, seed=seed)
+    output = generate_exact(
+        _adapter(), ids, settings=_settings(max_new_tokens=new), correction=correction
+    )
+    assert output.answers[0] == _reference_loop(_adapter(), ids, correction, new)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_batch_is_its_prompts_alone(static):
+    correction = Correction(period=4, threshold=0.05, draft=FSparse(0.3))
+    adapter = _adapter()
+    ids, mask = left_padded(_PROMPTS)
+    chosen = _settings(static_cache=static)
+    together = generate_exact(adapter, ids, mask, settings=chosen, correction=correction)
+    for row, prompt in enumerate(_PROMPTS):
+        alone = generate_exact(adapter, prompt[None], settings=chosen, correction=correction)
+        assert together.answers[row] == alone.answers[0]
+
+
+def test_end_of_sequence_in_a_draft_counts_only_once_it_is_accepted():
+    adapter, ids = _adapter(), _PROMPTS[0][None]
+    free = generate_exact(
+        adapter, ids, settings=_settings(), correction=Correction(4, 0.0, draft=_HALF)
+    ).answers[0]
+    plain = _plain(adapter, ids)[0]
+    drafted = next(t for i, t in enumerate(free) if i % 4 and t not in plain)
+    settings = _settings(eos_ids=(drafted,))
+    kept = generate_exact(
+        adapter, ids, settings=settings, correction=Correction(4, 0.0, draft=_HALF)
+    )
+    assert kept.answers[0] == free[: free.index(drafted) + 1]
+    rolled = generate_exact(
+        adapter, ids, settings=settings, correction=Correction(4, 1.1, draft=_HALF)
+    )
+    assert rolled.answers[0] == plain
+
+
+@pytest.mark.parametrize("policy", ["hold", "retract", "commit"])
+def test_events_tell_the_text(policy):
+    ids, mask = left_padded(_PROMPTS)
+    correction = Correction(period=4, threshold=0.3, policy=policy, draft=CSparse(0.1))
+    shown: list[list[int]] = [[] for _ in _PROMPTS]
+    retracted = 0
+    events = stream_exact(_adapter(), ids, mask, settings=_settings(), correction=correction)
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            output = end.value
+            break
+        if isinstance(event, TokenEvent):
+            shown[event.row].append(event.token)
+        elif isinstance(event, RetractionEvent):
+            del shown[event.row][-event.count :]
+            retracted += event.count
+    assert shown == output.answers
+    assert (retracted > 0) == (policy == "retract")
+    if policy == "commit":
+        assert output.stats.unrecoverable > 0
+        assert output.stats.retracted == 0
+
+
+@pytest.mark.parametrize("kind", ["prefix", "pruned"])
+@pytest.mark.parametrize("slice_rows", [None, 3])
+@pytest.mark.parametrize("static", [False, True])
+def test_joined_with_a_predicted_prompt(kind, slice_rows, static):
+    model = _joined(kind)
+    ids, mask = left_padded(_PROMPTS)
+    strict = Correction(4, 1.1, slice_rows=slice_rows, draft=_HALF)
+    chosen = {"max_new_tokens": 17, "eos_ids": (), "static_cache": static}
+    assert model.generate(ids, mask, correction=strict, **chosen).answers == _plain(
+        model.adapter, ids, mask
+    )
+    # Once the prompt is exact the statistics are those of a plain prefill, and so is the draft.
+    loose = Correction(4, 0.0, slice_rows=slice_rows, draft=_HALF)
+    output = model.generate(_PROMPTS[2][None], correction=loose, **chosen)
+    assert output.stats.sparse_step_s
+    assert output.stats.aal == 4
+
+
+@pytest.mark.parametrize("kind", ["prefix", "pruned"])
+@pytest.mark.parametrize("slice_rows", [None, 1, 5])
+def test_statistics_of_slices_are_those_of_a_plain_prefill(kind, slice_rows, monkeypatch):
+    made = []
+    original = sparse_draft.NeuronStatistics
+
+    def record(parts):
+        made.append(original(parts))
+        return made[-1]
+
+    monkeypatch.setattr(sparse_draft, "NeuronStatistics", record)
+    model, ids = _joined(kind), _PROMPTS[2][None]
+    correction = Correction(2, 0.0, slice_rows=slice_rows, draft=_HALF)
+    model.generate(ids, correction=correction, max_new_tokens=30, eos_ids=())
+    generate_exact(model.adapter, ids, settings=_settings(), correction=Correction(4, draft=_HALF))
+    sliced, plain = made
+    assert sliced.tokens == plain.tokens == [14] * 4
+    for a, b in zip(sliced.squares, plain.squares, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
