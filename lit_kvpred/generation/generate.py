@@ -52,7 +52,8 @@ class GenerationOutput:
         sequences: ``(B, N + longest answer)`` long: prompts, then answers padded on the right.
         answers: The answers' token ids, one list a prompt, end-of-sequence token included.
         stats: Measures.
-        context: With ``keep_context`` the exact rows of prompt and answer but for its last token.
+        context: With ``keep_context`` the exact rows of prompt and answer; its last token is read
+            together with what follows.
     """
 
     sequences: Tensor
@@ -228,13 +229,14 @@ class _Writer:
 
     def _context(self, answer: AnswerState, unfinished: CatchUp | None) -> ExactContext:
         """Rows of prompt and answer, made exact where they are not."""
-        tokens = torch.tensor(answer.tokens, device=self.prompt.token_ids.device)[:, :-1]
+        tokens = torch.tensor(answer.tokens, device=self.prompt.token_ids.device)
         if unfinished is not None:
             unfinished.finish()
-            rows = torch.cat([self.prompt.token_ids[:, -1:], tokens], dim=1)
+            rows = torch.cat([self.prompt.token_ids[:, -1:], tokens[:, :-1]], dim=1)
             answer.feed(rows, torch.ones_like(rows, dtype=torch.bool))
         answer.states.assert_exact()
-        ids = torch.cat([self.prompt.token_ids, tokens], dim=1)[0]
+        # The last token has a row only where a verify pass accepted it.
+        ids = torch.cat([self.prompt.token_ids, tokens], dim=1)[0, : answer.visible.shape[1]]
         return ExactContext.of_cache(self.adapter, ids, answer.cache, answer.visible[0])
 
     def _static_length(self) -> int | None:

@@ -15,6 +15,7 @@ from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.caches import RecordingCache
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse
 from tests.tiny_models import left_padded, random_ids, tiny_model
 
 _FAMILIES = ("llama", "qwen3", "gpt2", "gpt_neox", "gemma2", "phi")
@@ -79,6 +80,22 @@ def test_a_context_is_completed_where_the_answer_was_not_exact(kind, correction,
     )
     held = len(output.context)
     assert held == 9 + new - 1
+    assert output.context.token_ids.tolist() == output.sequences[0, :held].tolist()
+    _assert_exact(model, output.context)
+
+
+@pytest.mark.parametrize("draft", [None, CSparse(0.5)])
+@pytest.mark.parametrize("at", range(1, 8))
+def test_an_answer_may_end_anywhere(draft, at):
+    """The end of sequence may be drafted and accepted, or be the base's own."""
+    model = _model()
+    correction = Correction(period=4, threshold=0.0, policy="retract", draft=draft)
+    settings = {"max_new_tokens": 12, "correction": correction, "keep_context": True}
+    free = model.generate(_SYSTEM, eos_ids=(), **settings).answers[0]
+    output = model.generate(_SYSTEM, eos_ids=(free[at],), **settings)
+    assert output.answers[0] == free[: free.index(free[at]) + 1]
+    held = len(output.context)
+    assert held - 9 in (len(output.answers[0]) - 1, len(output.answers[0]))
     assert output.context.token_ids.tolist() == output.sequences[0, :held].tolist()
     _assert_exact(model, output.context)
 
