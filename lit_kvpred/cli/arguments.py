@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
 from lit_kvpred.configs import find_config
+from lit_kvpred.errors import ConfigurationError
+
+Item = TypeVar("Item")
 
 
 def call_with_arguments(function: Callable[..., Any], words: list[str]) -> None:
@@ -23,6 +27,30 @@ def call_with_arguments(function: Callable[..., Any], words: list[str]) -> None:
     parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
     parsed = parser.parse_args(words[1:])
     function(**parser.instantiate(parsed).as_dict())
+
+
+def listed(values: list[Item] | Item | None, default: Sequence[Item]) -> list[Item]:
+    """An option that takes one value or several."""
+    if values is None:
+        return list(default)
+    return values if isinstance(values, list) else [values]
+
+
+def require_at_least(least: int, **numbers: int | Sequence[int]) -> None:
+    """Raise `ConfigurationError` if an option, or one of its values, is below ``least``."""
+    for name, given in numbers.items():
+        for number in [given] if isinstance(given, int) else given:
+            if number < least:
+                raise ConfigurationError(f"--{name} must be at least {least}, got {number}")
+
+
+def require_folder(**files: str | None) -> None:
+    """Raise `ConfigurationError` if the folder of a file that shall be written is missing."""
+    for name, file in files.items():
+        if file is not None and not Path(file).parent.is_dir():
+            raise ConfigurationError(
+                f"--{name} {file}: {Path(file).parent} is no folder; make it first"
+            )
 
 
 def with_list_first(words: Sequence[str]) -> list[str]:

@@ -9,7 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_kvpred.cli.arguments import call_with_arguments
+from lit_kvpred.cli.arguments import (
+    call_with_arguments,
+    listed,
+    require_at_least,
+    require_folder,
+)
 from lit_kvpred.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,13 +63,15 @@ def bench(
     from lit_kvpred.sirius.correction import Correction
     from lit_kvpred.sirius.sparsity import DRAFTS
 
-    if rounds < 1 or new_tokens < 1:
-        raise ConfigurationError("--rounds and --new_tokens must be at least 1")
+    counts = listed(threads, [torch.get_num_threads()])
+    require_at_least(1, rounds=rounds, period=period, threads=counts)
+    require_at_least(2, new_tokens=new_tokens)
+    require_folder(json=json)
     variants = [
         Variant("predicted", None),
         *(
             Variant("catch_up", Correction(1, threshold, policy="retract", slice_rows=m))
-            for m in (None, *_listed(slice_rows, [64, 256]))
+            for m in (None, *listed(slice_rows, [64, 256]))
         ),
     ]
     if draft is not None:
@@ -74,7 +81,7 @@ def bench(
     lengths = _lengths(prompt_tokens, new_tokens, model.adapter.max_positions)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
     records: list[dict[str, Any]] = []
-    for count in _listed(threads, [torch.get_num_threads()]):
+    for count in counts:
         torch.set_num_threads(count)
         for length in lengths:
             prompts = list(_prompts(text, tokenizer, length, rounds))
@@ -96,18 +103,12 @@ drafts; "advance" is what a period gains, "density" the share of the weights tha
 """
 
 
-def _listed(values: list[int] | int | None, default: list[int]) -> list[int]:
-    if values is None:
-        return default
-    return [values] if isinstance(values, int) else values
-
-
 def _lengths(
     wanted: list[int] | int | None, new_tokens: int, max_positions: int | None
 ) -> list[int]:
     """The prompt lengths to time: wanted ones must fit, default ones are left out if they don't."""
     most = math.inf if max_positions is None else max_positions - new_tokens
-    lengths = _listed(wanted, [256, 512, 1024])
+    lengths = listed(wanted, [256, 512, 1024])
     fitting = [length for length in lengths if 1 < length <= most]
     if not fitting or (wanted is not None and len(fitting) < len(lengths)):
         raise ConfigurationError(

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_kvpred.cli.arguments import call_with_arguments, with_list_first
+from lit_kvpred.cli.arguments import (
+    call_with_arguments,
+    listed,
+    require_at_least,
+    require_folder,
+    with_list_first,
+)
+from lit_kvpred.data_splits import TEST_SHARE
+from lit_kvpred.errors import ConfigurationError
 
 
 def quality(
@@ -47,13 +55,27 @@ def quality(
     from lit_kvpred.evaluation.held_out import measure_text
     from lit_kvpred.model.kv_prediction import KVPredictionModel
 
-    texts = [text] if isinstance(text, str) else text
+    texts, tails = listed(text, []), listed(exact_tails, [])
+    require_folder(json=json, figure=figure)
+    require_at_least(
+        1,
+        prompt_tokens=prompt_tokens,
+        measured_tokens=measured_tokens,
+        exact_tails=tails,
+        sequences=sequences,
+        batch_size=batch_size,
+    )
+    if not 0 < held_out < 1 - TEST_SHARE:
+        raise ConfigurationError(
+            f"--held_out must be above 0 and below {1 - TEST_SHARE}, got {held_out}"
+        )
+    if figure is not None and Path(figure).suffix not in _FIGURES:
+        raise ConfigurationError(f"--figure {figure} must end in one of {', '.join(_FIGURES)}")
     records: list[dict[str, Any]] = []
     environments: dict[str, Any] = {}
     for artefact in artefacts:
         model = KVPredictionModel.from_pretrained(artefact, base)
         environments[artefact] = environment(model)
-        tails = [exact_tails] if isinstance(exact_tails, int) else exact_tails
         for source in texts:
             batches = _batches(
                 base or model.base.config.name_or_path,
@@ -100,6 +122,7 @@ def _batches(
     return data.val_dataloader()
 
 
+_FIGURES = (".svg", ".png", ".pdf")
 _COLUMNS = {
     "prompt": ("prompt_tokens", "d"),
     "tail": ("exact_tail", "d"),

@@ -9,7 +9,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_kvpred.cli.arguments import call_with_arguments
+from lit_kvpred.cli.arguments import (
+    call_with_arguments,
+    listed,
+    require_at_least,
+    require_folder,
+)
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.correction import Correction, StreamingPolicy
 from lit_kvpred.sirius.sparsity import DRAFTS
@@ -18,14 +23,14 @@ from lit_kvpred.sirius.sparsity import DRAFTS
 def sweep(
     artefact: str,
     base: str | None = None,
-    tasks: list[str] | None = None,
+    tasks: list[str] | str | None = None,
     data: dict[str, str] | None = None,
     limit: int = 100,
     prompt_tokens: int = 128,
     new_tokens: int = 32,
-    policies: list[StreamingPolicy] | None = None,
-    thresholds: list[float] | None = None,
-    periods: list[int] | None = None,
+    policies: list[StreamingPolicy] | StreamingPolicy | None = None,
+    thresholds: list[float] | float | None = None,
+    periods: list[int] | int | None = None,
     draft: Literal["csparse", "fsparse"] | None = None,
     draft_keep: float = 0.5,
     exact_prompt: bool = False,
@@ -61,7 +66,11 @@ def sweep(
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
 
-    chosen = product(policies or _POLICIES, periods or [8], thresholds or _THRESHOLDS)
+    require_folder(json=json)
+    require_at_least(1, batch_size=batch_size, limit=limit, new_tokens=new_tokens)
+    chosen = product(
+        listed(policies, _POLICIES), listed(periods, [8]), listed(thresholds, _THRESHOLDS)
+    )
     sparsity = None if draft is None else DRAFTS[draft](draft_keep)
     if exact_prompt and sparsity is None:
         raise ConfigurationError("--exact_prompt leaves nothing to correct without --draft")
@@ -69,12 +78,10 @@ def sweep(
         Correction(period, threshold, policy=policy, draft=sparsity)
         for policy, period, threshold in chosen
     ]
-    if batch_size < 1:
-        raise ConfigurationError(f"--batch_size must be at least 1, got {batch_size}")
     model = KVPredictionModel.from_pretrained(artefact, base)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
     records: list[dict[str, Any]] = []
-    for task in tasks or ["next_line"]:
+    for task in listed(tasks, ["next_line"]):
         prompts = PromptTaskDataModule(
             [task], data=data, limit=limit, prompt_tokens=[prompt_tokens], shots=shots
         )

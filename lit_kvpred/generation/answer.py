@@ -60,13 +60,11 @@ class AnswerState:
 
     def step(self) -> Tensor:
         """Run the pending tokens through the base; returns ``(B, V)`` logits."""
-        pending = self.pending()
-        return self.feed(pending, torch.ones_like(pending, dtype=torch.bool))[:, -1]
+        return self.feed(self.pending(), self.unfinished())[:, -1]
 
     def sparse_step(self, model: PreTrainedModel) -> Tensor:
         """Run the pending tokens through a sparse copy of the base; ``(B, V)`` logits."""
-        pending = self.pending()
-        logits = self._run(model, pending, torch.ones_like(pending, dtype=torch.bool))
+        logits = self._run(model, self.pending(), self.unfinished())
         self.states.append_sparse(1)
         return logits[:, -1]
 
@@ -75,13 +73,16 @@ class AnswerState:
 
         Their row is visible from here on; the caller appends it to cache and states.
         """
-        pending = self.pending()
-        self.visible = torch.cat([self.visible, torch.ones_like(pending, dtype=torch.bool)], dim=1)
-        return pending, (self.visible.long().sum(1, keepdim=True) - 1)
+        self.visible = torch.cat([self.visible, self.unfinished()], dim=1)
+        return self.pending(), (self.visible.long().sum(1, keepdim=True) - 1)
 
     def pending(self) -> Tensor:
         """The last token of each answer, ``(B, 1)``."""
         return torch.tensor([[answer[-1]] for answer in self.tokens], device=self.visible.device)
+
+    def unfinished(self) -> Tensor:
+        """``(B, 1)`` bool; rows that are run for finished answers are never looked at."""
+        return ~torch.tensor(self.done, device=self.visible.device)[:, None]
 
     def feed(self, input_ids: Tensor, real: Tensor) -> Tensor:
         """Append rows for ``input_ids`` ``(B, r)`` (``real`` False at padding); ``(B, r, V)``."""
@@ -115,12 +116,16 @@ class AnswerState:
             source = torch.arange(held, device=shifts.device)[None] - shifts[:, None]
             moved = self.visible.gather(1, source.clamp(min=0))
             self.visible = moved & (source >= 0)
-            self._drop_spare()
 
-    def _drop_spare(self) -> None:
-        """Drop leading slots that no batch entry uses, or ragged rollbacks would fill the cache."""
-        spare = int((~self.visible).long().cumprod(1).sum(1).min())
+    def drop_spare(self) -> None:
+        """Drop leading slots that no unfinished answer uses; ragged rollbacks leave them behind."""
+        unfinished = self.unfinished()[:, 0]
+        if not bool(unfinished.any()):
+            return
+        spare = int((~self.visible[unfinished]).long().cumprod(1).sum(1).min())
         if spare:
             drop_first(self.cache, spare)
             self.states.drop_first(spare)
-            self.visible = self.visible[:, spare:]
+            self.visible = self.visible[:, spare:].clone()
+            # A row that sees nothing at all would be NaN.
+            self.visible[~unfinished, -1] = True

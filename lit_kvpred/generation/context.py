@@ -38,15 +38,14 @@ class ExactContext:
 
         Args:
             adapter: Of the model that filled the cache.
-            token_ids: ``(rows,)`` long.
-            cache: Holds at least these rows, all of them exact.
-            real: ``(rows,)`` bool, False at padding, which is left out.
+            token_ids: ``(C,)`` long.
+            cache: Holds their rows, all of them exact.
+            real: ``(slots,)`` bool with C times True: the slots where they are.
         """
-        held = len(token_ids)
-        rows = [(layer.keys[:, :, :held], layer.values[:, :, :held]) for layer in cache.layers]
+        slots = len(real)
+        rows = [(layer.keys[:, :, :slots], layer.values[:, :, :slots]) for layer in cache.layers]
         if not bool(real.all()):
             rows = [(k[:, :, real], v[:, :, real]) for k, v in rows]
-            token_ids = token_ids[real]
         return cls(adapter, token_ids, rows)
 
     def __len__(self) -> int:
@@ -101,10 +100,16 @@ class ExactContext:
                 written[:, :, slots] = torch.where(shared, exact, written[:, :, slots])
 
     def check_model(self, adapter: FamilyAdapter) -> None:
-        """Raise `PromptError` if the rows are those of another model."""
+        """Raise `PromptError` if the rows are those of another model, or of another dtype."""
         if self.adapter.model is not adapter.model:
             raise PromptError(
                 "the context holds rows of another model; make it with the model that goes on"
+            )
+        held = self.rows[0][0].dtype
+        if held != adapter.compute_dtype:
+            raise PromptError(
+                f"the context holds {held} rows but the model computes in {adapter.compute_dtype}; "
+                "make it again"
             )
 
 

@@ -87,6 +87,7 @@ def stream(
         ConfigurationError: If settings contradict each other.
     """
     settings = settings or GenerationSettings()
+    _check_type(correction)
     if correction is not None and correction.slice_rows == "auto":
         rows = slice_rows_within(model, correction.tpot_budget)
         correction = replace(correction, slice_rows=rows)
@@ -144,6 +145,7 @@ def stream_exact(
 ) -> Generator[Event, None, GenerationOutput]:
     """Like `generate_exact`, yielding events as they happen."""
     settings = settings or GenerationSettings()
+    _check_type(correction)
     draft = None
     if correction is not None and correction.draft is not None:
         draft = SparseDraft(SparseBase(adapter), correction.draft)
@@ -154,6 +156,13 @@ def stream_exact(
 
     writer = _Writer(adapter, input_ids, attention_mask, settings, correction, draft=draft)
     return writer.write(prefill)
+
+
+def _check_type(correction: object) -> None:
+    if not isinstance(correction, Correction | None):
+        raise ConfigurationError(
+            f"correction must be a Correction or None, got {type(correction).__name__}"
+        )
 
 
 class _Writer:
@@ -236,8 +245,10 @@ class _Writer:
             answer.feed(rows, torch.ones_like(rows, dtype=torch.bool))
         answer.states.assert_exact()
         # The last token has a row only where a verify pass accepted it.
-        ids = torch.cat([self.prompt.token_ids, tokens], dim=1)[0, : answer.visible.shape[1]]
-        return ExactContext.of_cache(self.adapter, ids, answer.cache, answer.visible[0])
+        prompt = self.prompt.token_ids[self.prompt.sequences.real]
+        visible = answer.visible[0]
+        ids = torch.cat([prompt, tokens[0]])[: int(visible.sum())]
+        return ExactContext.of_cache(self.adapter, ids, answer.cache, visible)
 
     def _static_length(self) -> int | None:
         if not self.settings.static_cache:

@@ -89,6 +89,10 @@ def describe_prompt(
     check_readable(adapter, input_ids, sequences, new_tokens, reader="the base")
     if context is None:
         return Prompt(input_ids, sequences)
+    if not isinstance(context, ExactContext):
+        raise PromptError(
+            f"context must come from exact_context or keep_context, got {type(context).__name__}"
+        )
     context.check_model(adapter)
     known = context.shared_with([p[r] for p, r in zip(input_ids, sequences.real, strict=True)])
     return Prompt(input_ids, sequences, known, context)

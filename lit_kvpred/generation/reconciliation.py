@@ -81,7 +81,8 @@ def judge(
         [tokens + [0] * (width - len(tokens)) for tokens in drafts], device=device, dtype=torch.long
     )
     inside = torch.arange(width, device=device)[None] < drafted[:, None]
-    real = torch.cat([torch.ones_like(tokens_before, dtype=torch.bool), inside], dim=1)
+    finished = (drafted == 0)[:, None] & ~answer.unfinished()
+    real = torch.cat([~finished, inside], dim=1)
     logits = answer.feed(torch.cat([tokens_before, draft], dim=1), real)
     answer.states.assert_exact()
     accepted = accepted_prefix(
@@ -100,4 +101,5 @@ def judge(
         answer.tokens[row] = answer.tokens[row][: before + length]
         answer.done[row] = answer.rule.is_complete(answer.tokens[row])
     answer.append(choose(logits[torch.arange(len(kept), device=device), kept]))
+    answer.drop_spare()
     return Verdict(settled, drafted.tolist(), accepted.tolist(), kept.tolist())

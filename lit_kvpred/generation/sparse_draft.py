@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from lit_kvpred.sirius.sparsity import CSparse, NeuronStatistics, SparseBase, Sparsity
+from lit_kvpred.sirius.sparsity import (
+    CSparse,
+    FSparse,
+    NeuronStatistics,
+    SparseBase,
+    Sparsity,
+)
 
 
 class SparseDraft:
@@ -33,5 +39,6 @@ class SparseDraft:
                 assert self.statistics is not None
                 self._model = self._base.by_prompt(self.statistics, self._sparsity)
             else:
+                assert isinstance(self._sparsity, FSparse)
                 self._model = self._base.by_token(self._sparsity)
         return self._model

@@ -32,8 +32,10 @@ class StopRule:
         *,
         stop_after_text: bool = False,
     ) -> None:
-        if max_new_tokens < 1:
-            raise ConfigurationError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ConfigurationError(
+                f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens}"
+            )
         if stop_strings and tokenizer is None:
             raise ConfigurationError("stop strings need the tokenizer; pass `tokenizer`")
         if isinstance(stop_strings, str):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_kvpred.errors import ConfigurationError
-from lit_kvpred.sirius.sparsity import Sparsity
+from lit_kvpred.sirius.sparsity import CSparse, FSparse, Sparsity
 
 StreamingPolicy = Literal["hold", "commit", "retract"]
 
@@ -59,6 +59,10 @@ class Correction:
         if not self.temperature > 0:
             raise ConfigurationError(
                 f"correction temperature must be positive, got {self.temperature}"
+            )
+        if not isinstance(self.draft, CSparse | FSparse | None):
+            raise ConfigurationError(
+                f"correction draft must be CSparse(...), FSparse(...) or None, got {self.draft!r}"
             )
         if self.policy not in ("hold", "commit", "retract"):
             raise ConfigurationError(

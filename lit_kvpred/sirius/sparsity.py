@@ -6,6 +6,7 @@ base is never changed: a sparse base is a shallow copy that shares all but the c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,8 +22,17 @@ from lit_kvpred.model.feed_forward import FeedForward, feed_forwards
 from lit_kvpred.model.shallow import replace_module, shallow_copy
 
 
+class Sparsity(ABC):
+    """Which share of the feed-forward neurons a draft uses, and how they are chosen."""
+
+    keep: float
+
+    @abstractmethod
+    def __init__(self, keep: float) -> None: ...
+
+
 @dataclass(frozen=True)
-class CSparse:
+class CSparse(Sparsity):
     """Neurons chosen once a prompt by their share in its activations (Sirius 2.2).
 
     Attributes:
@@ -39,7 +49,7 @@ class CSparse:
 
 
 @dataclass(frozen=True)
-class FSparse:
+class FSparse(Sparsity):
     """Neurons chosen for each token by the size of their gate's activation (Sirius 2.3).
 
     What is dropped is multiplied by zero, not skipped: it shows what such a draft would be worth
@@ -58,14 +68,12 @@ class FSparse:
         _check_share("keep", self.keep)
 
 
-Sparsity = CSparse | FSparse
-
-DRAFTS: Mapping[str, type[Sparsity]] = {"csparse": CSparse, "fsparse": FSparse}
+DRAFTS: Mapping[str, type[CSparse] | type[FSparse]] = {"csparse": CSparse, "fsparse": FSparse}
 """Kinds of sparsity by their names in commands."""
 
 
 def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
+    if not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigurationError(f"sparsity {name} must be above 0 and at most 1, got {value}")
 
 

@@ -86,17 +86,19 @@ def test_a_context_is_completed_where_the_answer_was_not_exact(kind, correction,
 
 @pytest.mark.parametrize("draft", [None, CSparse(0.5)])
 @pytest.mark.parametrize("at", range(1, 8))
-def test_an_answer_may_end_anywhere(draft, at):
+@pytest.mark.parametrize("padding", [0, 3])
+def test_an_answer_may_end_anywhere(draft, at, padding):
     """The end of sequence may be drafted and accepted, or be the base's own."""
     model = _model()
     correction = Correction(period=4, threshold=0.0, policy="retract", draft=draft)
     settings = {"max_new_tokens": 12, "correction": correction, "keep_context": True}
     free = model.generate(_SYSTEM, eos_ids=(), **settings).answers[0]
-    output = model.generate(_SYSTEM, eos_ids=(free[at],), **settings)
+    ids, mask = left_padded([_SYSTEM[0], random_ids(9 + padding)])
+    output = model.generate(ids[:1], mask[:1], eos_ids=(free[at],), **settings)
     assert output.answers[0] == free[: free.index(free[at]) + 1]
     held = len(output.context)
     assert held - 9 in (len(output.answers[0]) - 1, len(output.answers[0]))
-    assert output.context.token_ids.tolist() == output.sequences[0, :held].tolist()
+    assert output.context.token_ids.tolist() == output.sequences[0, padding:][:held].tolist()
     _assert_exact(model, output.context)
 
 
@@ -208,7 +210,30 @@ def test_what_cannot_be_is_refused():
     context = model.exact_context(_SYSTEM)
     with pytest.raises(PromptError, match="rows of another model"):
         _model("qwen3").generate(_SYSTEM, context=context, max_new_tokens=2)
+    with pytest.raises(PromptError, match="context must come from exact_context .*, got Tensor"):
+        model.generate(_SYSTEM, context=_SYSTEM, max_new_tokens=2)
     with pytest.raises(PromptError, match="a context is one text, got 2"):
         model.exact_context(_SYSTEM.expand(2, -1))
     with pytest.raises(ConfigurationError, match="keep_context needs a single prompt, got 2"):
         model.generate(_SYSTEM.expand(2, -1), max_new_tokens=2, keep_context=True)
+
+
+def test_a_context_of_another_dtype_is_refused():
+    base = tiny_model("llama")
+    model = KVPredictionModel(base, build_auxiliary(base, "prefix", keep=2)).eval()
+    context = model.exact_context(_SYSTEM)
+    base.bfloat16()
+    with pytest.raises(PromptError, match="holds torch.float32 rows but the model"):
+        model.generate(_SYSTEM, context=context, max_new_tokens=2)
+
+
+def test_wrong_types_are_named():
+    model = _model()
+    with pytest.raises(ConfigurationError, match="correction must be a Correction or None, got di"):
+        model.generate(_SYSTEM, correction={"period": 3})
+    with pytest.raises(ConfigurationError, match="draft must be CSparse"):
+        Correction(draft=CSparse)
+    with pytest.raises(ConfigurationError, match="max_new_tokens must be a whole number"):
+        model.generate(_SYSTEM, max_new_tokens=2.5)
+    with pytest.raises(ConfigurationError, match="keep must be above 0"):
+        CSparse("half")

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_kvpred.generation import sparse_draft
+from lit_kvpred.generation import reconciliation, sparse_draft
 from lit_kvpred.generation.events import RetractionEvent, TokenEvent
 from lit_kvpred.generation.generate import generate_exact, stream_exact
+from lit_kvpred.generation.sampling import Sampling
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.caches import RecordingCache
@@ -178,6 +179,35 @@ def test_a_batch_is_its_prompts_alone(static):
     for row, prompt in enumerate(_PROMPTS):
         alone = generate_exact(adapter, prompt[None], settings=chosen, correction=correction)
         assert together.answers[row] == alone.answers[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("period", [2, 4, 7])
+@pytest.mark.parametrize("slowest", [0, 1, 2])
+def test_entries_may_advance_at_any_speed(family, static, period, slowest, monkeypatch):
+    """One entry gains a token a period, the others whole periods, and finish long before it."""
+
+    def verdicts(_logits, tokens, lengths, **_):
+        return torch.where(torch.arange(len(tokens)) == slowest, 0, lengths)
+
+    monkeypatch.setattr(reconciliation, "accepted_prefix", verdicts)
+    # The longest prompt and its answer take all positions that there are.
+    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    base = tiny_model(family, weight_scale=8.0, **{limit: 14 + 30})
+    correction = Correction(period=period, threshold=0.5, draft=FSparse(0.2))
+    settings = _settings(max_new_tokens=30, static_cache=static, sampling=Sampling(0.7, seed=1))
+    ids, mask = left_padded(_PROMPTS)
+    output = generate_exact(
+        FamilyAdapter(base), ids, mask, settings=settings, correction=correction
+    )
+    assert [len(answer) for answer in output.answers] == [30] * 3
+    greedy = generate_exact(
+        FamilyAdapter(base), ids, mask, settings=_settings(max_new_tokens=30, static_cache=static),
+        correction=correction,
+    )  # fmt: skip
+    plain = _plain(FamilyAdapter(base), ids, mask, max_new_tokens=30)
+    assert greedy.answers[slowest] == plain[slowest]
 
 
 def test_end_of_sequence_in_a_draft_counts_only_once_it_is_accepted():

@@ -152,7 +152,10 @@ def test_bench_times_every_variant(lit_kvpred, run, documents_folder, tmp_path):
     [
         (["--prompt_tokens=500"], "takes prompts of 2 to 448 tokens, got [500]; change --prompt"),
         (["--new_tokens=600"], "change --prompt_tokens or --new_tokens"),
-        (["--rounds=0"], "--rounds and --new_tokens must be at least 1"),
+        (["--rounds=0"], "--rounds must be at least 1, got 0"),
+        (["--new_tokens=1"], "--new_tokens must be at least 2, got 1"),
+        (["--threads=[1,0]"], "--threads must be at least 1, got 0"),
+        (["--json=/nowhere/x.json"], "/nowhere is no folder; make it first"),
         (["--prompt_tokens=40", "--rounds=5000"], "5000 are needed; give more text, fewer rounds"),
     ],
 )
@@ -183,12 +186,30 @@ def test_quality_measures_artefacts_on_texts(lit_kvpred, run, documents_folder, 
     assert "FLOPs to the first token" in figure.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--exact_tails=[1,0]"], "--exact_tails must be at least 1, got 0"),
+        (["--prompt_tokens=0"], "--prompt_tokens must be at least 1, got 0"),
+        (["--measured_tokens=0"], "--measured_tokens must be at least 1, got 0"),
+        (["--figure=x.xyz"], "must end in one of .svg, .png, .pdf"),
+        (["--held_out=1"], "--held_out must be above 0 and below 0.95, got 1"),
+        (["--json=/nowhere/x.json"], "/nowhere is no folder; make it first"),
+    ],
+)
+def test_quality_refuses_what_it_cannot_measure(lit_kvpred, run, words, message):
+    result = lit_kvpred("quality", str(run / "artefact"), *words)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
 def test_sweep_compares_settings(lit_kvpred, run, tmp_path):
     out = tmp_path / "sweep.json"
     result = lit_kvpred(
         "sweep", str(run / "artefact"), f"--data.next_line={Path(__file__).parents[1]}",
         "--limit=5", "--prompt_tokens=20", "--new_tokens=6", "--thresholds=[0,1.1]",
-        "--periods=[3]", f"--json={out}",
+        "--periods=3", f"--json={out}",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = json.loads(out.read_text())["results"]

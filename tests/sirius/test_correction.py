@@ -44,6 +44,10 @@ def test_extremes_are_allowed(extreme):
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"temperature": -1.0}, "temperature must be positive, got -1.0"),
         ({"temperature": math.nan}, "temperature must be positive, got nan"),
+        (
+            {"draft": "csparse"},
+            r"draft must be CSparse\(...\), FSparse\(...\) or None, got 'csparse'",
+        ),
         ({"policy": "show"}, "policy 'show' is not one of hold, commit, retract"),
     ],
 )
