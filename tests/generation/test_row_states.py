@@ -6,7 +6,7 @@ from lit_kvpred.generation.row_states import RowState, RowStates
 
 
 def _counts(states: RowStates) -> dict[str, int]:
-    return {state.name: states.count(state) for state in RowState}
+    return {state.name: states.count(state) for state in RowState if state != RowState.SPARSE}
 
 
 def test_rows_computed_from_nothing_are_exact():
@@ -67,3 +67,23 @@ def test_rows_that_are_not_exact_are_named(state):
         states.append_computed(1)
     with pytest.raises(AssertionError, match=f"'{state.name}': 2"):
         states.assert_exact()
+
+
+def test_rows_of_a_sparse_draft_are_not_exact_and_make_later_ones_stale():
+    states = RowStates(2)
+    states.append_computed(2)
+    states.append_sparse(3)
+    assert states.count(RowState.SPARSE) == 6
+    with pytest.raises(AssertionError, match="'SPARSE': 6"):
+        states.assert_exact()
+    states.append_computed(1)
+    assert states.count(RowState.STALE) == 2
+    states.roll_back(4)
+    states.assert_exact()
+
+
+def test_leading_rows_can_be_dropped():
+    states = RowStates.of_prompt(1, 6, 2, known=1)
+    states.drop_first(2)
+    assert states.n_rows == 4
+    assert _counts(states) == {"EXACT": 0, "PREDICTED": 1, "STALE": 3}
