@@ -36,10 +36,10 @@ def listed(values: list[Item] | Item | None, default: Sequence[Item]) -> list[It
     return values if isinstance(values, list) else [values]
 
 
-def require_at_least(least: int, **numbers: int | Sequence[int]) -> None:
+def require_at_least(least: int, **numbers: int | list[int]) -> None:
     """Raise `ConfigurationError` if an option, or one of its values, is below ``least``."""
     for name, given in numbers.items():
-        for number in [given] if isinstance(given, int) else given:
+        for number in listed(given, []):
             if number < least:
                 raise ConfigurationError(f"--{name} must be at least {least}, got {number}")
 
@@ -51,6 +51,11 @@ def require_folder(**files: str | None) -> None:
             raise ConfigurationError(
                 f"--{name} {file}: {Path(file).parent} is no folder; make it first"
             )
+
+
+def write_json(file: str, content: dict[str, Any]) -> None:
+    """Write what a command measured."""
+    Path(file).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def with_list_first(words: Sequence[str]) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_kvpred.cli.arguments import (
@@ -14,6 +12,7 @@ from lit_kvpred.cli.arguments import (
     listed,
     require_at_least,
     require_folder,
+    write_json,
 )
 from lit_kvpred.errors import ConfigurationError
 
@@ -89,7 +88,7 @@ def bench(
             _print_table(rows)
             records += rows
             if json is not None:
-                _write(Path(json), {"environment": environment(model), "results": records})
+                write_json(json, {"environment": environment(model), "results": records})
     sys.stdout.write(_LEGEND)
 
 
@@ -200,10 +199,6 @@ def _megabytes(size: float | None) -> str:
 
 def _duration(seconds: dict[str, float] | None) -> str:
     return "-" if seconds is None else f"{1000 * seconds['median']:.0f} ms"
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def run(words: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_kvpred.cli.arguments import call_with_arguments
+from lit_kvpred.cli.arguments import call_with_arguments, listed
 from lit_kvpred.errors import ConfigurationError
 
 
@@ -99,7 +99,7 @@ def generate(
         correction=correction,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        stop_strings=[stop] if isinstance(stop, str) else stop or (),
+        stop_strings=listed(stop, []),
         tokenizer=tokenizer,
         release_auxiliary=release_auxiliary,
     )

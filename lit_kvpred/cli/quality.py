@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from lit_kvpred.cli.arguments import (
     require_at_least,
     require_folder,
     with_list_first,
+    write_json,
 )
 from lit_kvpred.data_splits import TEST_SHARE
 from lit_kvpred.errors import ConfigurationError
@@ -89,7 +89,7 @@ def quality(
             rows = measure_text(model, batches, prompt_tokens, tails or [model.exact_tail])
             records += [{"artefact": artefact, "text": source} | row for row in rows]
         if json is not None:
-            _write(Path(json), {"environments": environments, "results": records})
+            write_json(json, {"environments": environments, "results": records})
     _print_table(records)
     if figure is not None:
         from lit_kvpred.report.quality_figure import draw_quality
@@ -145,10 +145,6 @@ def _print_table(records: list[dict[str, Any]]) -> None:
         cells = (format(record[name], form) for name, form in _COLUMNS.values())
         table.add_row(record["artefact"], record["text"], *cells)
     Console(file=sys.stdout, width=140).print(table)
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def run(words: Sequence[str]) -> None:

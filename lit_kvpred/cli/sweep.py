@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import (
@@ -14,6 +12,7 @@ from lit_kvpred.cli.arguments import (
     listed,
     require_at_least,
     require_folder,
+    write_json,
 )
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.correction import Correction, StreamingPolicy
@@ -98,7 +97,7 @@ def sweep(
         _print_table(task, rows)
         records += [{"task": task} | row for row in rows]
         if json is not None:
-            _write(Path(json), {"environment": environment(model), "results": records})
+            write_json(json, {"environment": environment(model), "results": records})
     sys.stdout.write(_LEGEND)
 
 
@@ -143,10 +142,6 @@ _SHARES = {
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def run(words: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.metrics import average_advance_length
 from lit_kvpred.sirius.sparsity import CSparse, Sparsity
 
 BASE = "base"
@@ -206,4 +207,4 @@ def _flops_after_first(
 
 def _mean_advance(stats: Sequence[GenerationStats]) -> float | None:
     advances = [advance for s in stats for advance in s.advances]
-    return statistics.mean(advances) if advances else None
+    return average_advance_length(advances) if advances else None

@@ -35,13 +35,13 @@ from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.sirius.correction import Correction
-from lit_kvpred.sirius.sparsity import SparseBase, counting
+from lit_kvpred.sirius.sparsity import NeuronStatistics, SparseBase, counting
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
 
-PrefillFunction = Callable[[Prompt, int | None], Prefill]
-"""Prompt and static length, or None, to a processed prompt."""
+PrefillFunction = Callable[[Prompt, int | None, NeuronStatistics | None], Prefill]
+"""Prompt, static length or None, and neurons to count or None, to a processed prompt."""
 
 
 @dataclass
@@ -92,15 +92,13 @@ def stream(
         rows = slice_rows_within(model, correction.tpot_budget)
         correction = replace(correction, slice_rows=rows)
 
-    def prefill(prompt: Prompt, static_length: int | None) -> Prefill:
-        statistics = None if draft is None else draft.statistics
+    def prefill(
+        prompt: Prompt, static_length: int | None, statistics: NeuronStatistics | None
+    ) -> Prefill:
         return predicted_prefill(model, prompt, static_length=static_length, statistics=statistics)
 
     cut = model.auxiliary.cut
-    draft = None
-    if correction is not None and correction.draft is not None:
-        draft = SparseDraft(model.sparse_base, correction.draft)
-    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut, draft)
+    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut)
     # The first token does not wait for the disk.
     release = model.release_auxiliary if settings.release_auxiliary else None
     return writer.write(prefill, after_first_token=release)
@@ -146,15 +144,13 @@ def stream_exact(
     """Like `generate_exact`, yielding events as they happen."""
     settings = settings or GenerationSettings()
     _check_type(correction)
-    draft = None
-    if correction is not None and correction.draft is not None:
-        draft = SparseDraft(SparseBase(adapter), correction.draft)
 
-    def prefill(prompt: Prompt, static_length: int | None) -> Prefill:
-        statistics = None if draft is None else draft.statistics
+    def prefill(
+        prompt: Prompt, static_length: int | None, statistics: NeuronStatistics | None
+    ) -> Prefill:
         return exact_prefill(adapter, prompt, static_length=static_length, statistics=statistics)
 
-    writer = _Writer(adapter, input_ids, attention_mask, settings, correction, draft=draft)
+    writer = _Writer(adapter, input_ids, attention_mask, settings, correction)
     return writer.write(prefill)
 
 
@@ -176,10 +172,12 @@ class _Writer:
         settings: GenerationSettings,
         correction: Correction | None = None,
         cut: DepthCut | None = None,
-        draft: SparseDraft | None = None,
     ) -> None:
         self.adapter, self.settings = adapter, settings
-        self.correction, self.cut, self.draft = correction, cut, draft
+        self.correction, self.cut = correction, cut
+        self.draft: SparseDraft | None = None
+        if correction is not None and correction.draft is not None:
+            self.draft = SparseDraft(SparseBase(adapter), correction.draft)
         self.rule = settings.stop_rule(adapter.model)
         self.prompt = describe_prompt(
             adapter, input_ids, attention_mask, settings.max_new_tokens, settings.context
@@ -201,7 +199,8 @@ class _Writer:
     ) -> Generator[Event, None, GenerationOutput]:
         """Prefill, draft, correct, and decode to the end."""
         start = time.perf_counter()
-        first = prefill(self.prompt, self._static_length())
+        statistics = None if self.draft is None else self.draft.statistics
+        first = prefill(self.prompt, self._static_length(), statistics)
         predicted = first.predicted_rows > 0
         answer = self._begin(first)
         self.stats.ttft_s = time.perf_counter() - start
@@ -210,7 +209,6 @@ class _Writer:
         yield from self._show(answer, limit=1, exact=not predicted)
         if after_first_token is not None:
             after_first_token()
-        statistics = None if self.draft is None else self.draft.statistics
         catch_up = CatchUp(answer, self.prompt, self.cut, first.hidden, statistics)
         if predicted and self.correction is not None:
             yield from self._draft(answer, self.correction, catch_up)

@@ -157,7 +157,7 @@ def _selected(linear: Any, index: Tensor, *, outputs: bool) -> nn.Module:
 @torch.no_grad()
 def _probe(adapter: FamilyAdapter, part: FeedForward) -> None:
     """All neurons in another order are the whole; without half of them, so are both halves."""
-    if not isinstance(part.module, nn.Module) or part.module in list(adapter.layers):
+    if part.module in list(adapter.layers):
         return  # The maps stand in the layer itself, whose forward holds attention as well.
     weight: Tensor = _child(part.module, part.leaving).weight
     generator = torch.Generator().manual_seed(0)

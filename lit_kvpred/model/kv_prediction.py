@@ -144,7 +144,6 @@ class KVPredictionModel(nn.Module):
             rank,
         )
         self._store: AuxiliaryStore | None = None
-        self._sparse_base: SparseBase | None = None
         self.register_state_dict_pre_hook(lambda *_: self.restore_auxiliary())
         base.requires_grad_(False)
         base.eval()
@@ -462,9 +461,7 @@ class KVPredictionModel(nn.Module):
         Raises:
             UnsupportedFamilyError: If its feed-forward parts are of no ordinary kind.
         """
-        if self._sparse_base is None:
-            self._sparse_base = SparseBase(self.adapter)
-        return self._sparse_base
+        return SparseBase(self.adapter)
 
     # -- memory and artefacts ---------------------------------------------------------------
 

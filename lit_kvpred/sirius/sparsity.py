@@ -30,6 +30,12 @@ class Sparsity(ABC):
     @abstractmethod
     def __init__(self, keep: float) -> None: ...
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.keep, int | float) or not 0 < self.keep <= 1:
+            raise ConfigurationError(
+                f"sparsity keep must be above 0 and at most 1, got {self.keep}"
+            )
+
 
 @dataclass(frozen=True)
 class CSparse(Sparsity):
@@ -43,9 +49,6 @@ class CSparse(Sparsity):
     """
 
     keep: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check_share("keep", self.keep)
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,9 @@ class FSparse(Sparsity):
 
     keep: float = 0.5
 
-    def __post_init__(self) -> None:
-        _check_share("keep", self.keep)
-
 
 DRAFTS: Mapping[str, type[CSparse] | type[FSparse]] = {"csparse": CSparse, "fsparse": FSparse}
 """Kinds of sparsity by their names in commands."""
-
-
-def _check_share(name: str, value: float) -> None:
-    if not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ConfigurationError(f"sparsity {name} must be above 0 and at most 1, got {value}")
 
 
 def kept_neurons(keep: float, neurons: int) -> int:
