@@ -6,6 +6,8 @@ cache. Rows of the cache are aligned at their right end; what a batch entry may 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
@@ -20,6 +22,7 @@ from lit_kvpred.model.caches import (
     shift_rows_right,
 )
 from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.masks import explicit_mask
 
 
 class AnswerState:
@@ -51,10 +54,10 @@ class AnswerState:
         """Whether every answer is complete."""
         return all(self.done)
 
-    def append(self, tokens: Tensor) -> None:
-        """Append chosen tokens ``(B,)`` to the unfinished answers."""
+    def append(self, tokens: Tensor, where: Sequence[bool] | None = None) -> None:
+        """Append chosen tokens ``(B,)`` to the unfinished answers, or to some of them."""
         for row, token in enumerate(tokens.tolist()):
-            if not self.done[row]:
+            if not self.done[row] and (where is None or where[row]):
                 self.tokens[row].append(token)
                 self.done[row] = self.rule.is_complete(self.tokens[row])
 
@@ -90,14 +93,58 @@ class AnswerState:
         self.states.append_computed(input_ids.shape[1])
         return logits
 
+    def run_tree(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        real: Tensor,
+        positions: Tensor,
+        ancestors: Tensor,
+    ) -> Tensor:
+        """Append rows that see the rows of the text and, of the latest ones, some alone.
+
+        Args:
+            model: The base or a sparse copy of it; the caller tells `states`.
+            input_ids: ``(B, r)`` long.
+            real: ``(B, r)`` bool, False at padding.
+            positions: ``(B, s)`` long, of the latest ``s`` rows, of which the new ones are the
+                last.
+            ancestors: ``(B, r, s)`` bool, which of these each new row sees: itself, at least. All
+                rows before them are seen.
+
+        Returns:
+            ``(B, r, V)``.
+        """
+        self.visible = torch.cat([self.visible, real], dim=1)
+        held, recent = self.visible.shape[1], positions.shape[1]
+        before, queries = held - recent, positions[:, -input_ids.shape[1] :]
+        slots = max(held, *(layer.get_max_length() for layer in self.cache.layers))
+        seen = self.visible.new_zeros(*input_ids.shape, slots)
+        seen[..., :before] = self.visible[:, None, :before]
+        seen[..., before:held] = ancestors
+        keys = positions.new_zeros(len(positions), slots)
+        keys[:, :before] = self.visible[:, :before].long().cumsum(1) - 1
+        keys[:, before:held] = positions
+        mask = explicit_mask(self.adapter, seen, queries, keys)
+        return self._forward(model, input_ids, queries, mask)
+
     def _run(self, model: PreTrainedModel, input_ids: Tensor, real: Tensor) -> Tensor:
         rows = input_ids.shape[1]
         self.visible = torch.cat([self.visible, real], dim=1)
         positions = (self.visible.long().cumsum(1) - 1).clamp(min=0)[:, -rows:]
+        return self._forward(model, input_ids, positions, padding_mask(self.visible, self.cache))
+
+    def _forward(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention_mask: Tensor | dict[str, Tensor] | None,
+    ) -> Tensor:
         output = model(
             input_ids,
             position_ids=positions,
-            attention_mask=padding_mask(self.visible, self.cache),
+            attention_mask=attention_mask,
             cache=self.cache,
             use_cache=True,
         )

@@ -158,4 +158,4 @@ class CatchUp:
         visible[:, torch.arange(len(own), device=device), own] = True
         visible[:, -1, :held] = answer.visible
         query_slots = torch.cat([own, own.new_tensor([held - 1])])
-        return explicit_mask(answer.adapter, visible, query_slots)
+        return explicit_mask(answer.adapter, visible, query_slots[None], columns[None])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,22 +15,23 @@ from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.catch_up import CatchUp
 from lit_kvpred.generation.context import ExactContext
+from lit_kvpred.generation.drafting import DraftChooser
 from lit_kvpred.generation.events import (
     Event,
     ExactEvent,
-    RetractionEvent,
-    TokenEvent,
     drain,
 )
+from lit_kvpred.generation.periods import Periods
 from lit_kvpred.generation.prefill import Prefill, exact_prefill, predicted_prefill
 from lit_kvpred.generation.prompt import Prompt, describe_prompt
-from lit_kvpred.generation.reconciliation import Verdict, judge, reconcile
+from lit_kvpred.generation.reconciliation import Verdict, reconcile
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.sampling import TokenChooser
 from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.generation.shown import Shown
 from lit_kvpred.generation.slice_budget import slice_rows_within
 from lit_kvpred.generation.sparse_draft import SparseDraft
-from lit_kvpred.generation.statistics import GenerationStats
+from lit_kvpred.generation.statistics import GenerationStats, timed
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.sirius.correction import Correction
@@ -182,13 +182,31 @@ class _Writer:
         self.prompt = describe_prompt(
             adapter, input_ids, attention_mask, settings.max_new_tokens, settings.context
         )
+        self._check_draft()
         if settings.keep_context and len(input_ids) != 1:
             raise ConfigurationError(
                 f"keep_context needs a single prompt, got {len(input_ids)}; answer them one by one"
             )
         self.choose = TokenChooser(settings.sampling, input_ids.device)
-        self.shown = [0] * len(input_ids)
+        acceptance = "threshold" if correction is None else correction.acceptance
+        self.drafted = DraftChooser(self.choose, acceptance)
+        self.shown = Shown(len(input_ids))
         self.stats = GenerationStats(prompt_tokens=int(self.prompt.sequences.real.sum()))
+
+    def _check_draft(self) -> None:
+        correction, settings = self.correction, self.settings
+        if correction is None or correction.draft is None:
+            return
+        if settings.keep_context and not correction.kv_rewriting:
+            raise ConfigurationError(
+                "keep_context keeps exact rows, which kv_rewriting brings; leave it on"
+            )
+        lossless_tree = correction.tree_width > 1 and correction.acceptance == "lossless"
+        if lossless_tree and settings.sampling.temperature > 0:
+            raise ConfigurationError(
+                "a tree of drafts is not drawn, so that sampling can't be lossless; use "
+                "tree_width 1 or temperature 0"
+            )
 
     @torch.inference_mode()
     def write(
@@ -206,7 +224,7 @@ class _Writer:
         self.stats.ttft_s = time.perf_counter() - start
         if not predicted:
             self.stats.time_to_exact_s = self.stats.ttft_s
-        yield from self._show(answer, limit=1, exact=not predicted)
+        yield from self.shown.show(answer, limit=1, exact=not predicted)
         if after_first_token is not None:
             after_first_token()
         catch_up = CatchUp(answer, self.prompt, self.cut, first.hidden, statistics)
@@ -216,17 +234,19 @@ class _Writer:
                 verdict = self._reconcile(answer, catch_up, self.correction)
                 self.stats.add_reconciliation(verdict)
                 self.stats.time_to_exact_s = time.perf_counter() - start
-                yield from self._retract(verdict)
+                yield from self.shown.retract(verdict)
                 yield ExactEvent()
         is_exact = self.stats.time_to_exact_s is not None
-        yield from self._show(answer, exact=is_exact)
+        yield from self.shown.show(answer, exact=is_exact)
         if is_exact and self.draft is not None and self.correction is not None:
-            yield from self._write_in_periods(answer, self.correction, self.draft)
+            yield from Periods(
+                answer, self.correction, self.draft, self.choose, self.shown, self.stats
+            ).write()
         taken = self.stats.exact_step_s if is_exact else self.stats.draft_step_s
         while not answer.all_done:
-            with _timed(taken):
+            with timed(taken):
                 answer.append(self.choose(answer.step()))
-            yield from self._show(answer, exact=is_exact)
+            yield from self.shown.show(answer, exact=is_exact)
         self.stats.total_s = time.perf_counter() - start
         self.stats.new_tokens = sum(map(len, answer.tokens))
         context = None
@@ -256,7 +276,7 @@ class _Writer:
         # unused slots at the left of the shorter ones.
         spare = 0 if self.correction is None else longest
         if self.correction is not None and self.correction.slice_rows is None:
-            spare = self.correction.period
+            spare = self.correction.period * self.correction.tree_width
         return self.prompt.n_rows + longest + spare
 
     def _begin(self, first: Prefill) -> AnswerState:
@@ -266,7 +286,8 @@ class _Writer:
         )
         real = prompt.sequences.real
         answer = AnswerState(self.adapter, first.cache, real, states, self.rule)
-        answer.append(self.choose(first.logits))
+        predicted = first.predicted_rows > 0
+        answer.append((self.drafted if predicted else self.choose)(first.logits))
         return answer
 
     def _draft(
@@ -284,10 +305,10 @@ class _Writer:
                 if not catch_up.remaining:
                     return
                 step = partial(catch_up.ride, min(correction.slice_rows, catch_up.remaining))
-            with _timed(self.stats.draft_step_s):
-                answer.append(self.choose(step()))
+            with timed(self.stats.draft_step_s):
+                answer.append(self.drafted(step()))
             drafted += 1
-            yield from self._show(answer, limit=limit, exact=False)
+            yield from self.shown.show(answer, limit=limit, exact=False)
 
     def _reconcile(self, answer: AnswerState, catch_up: CatchUp, correction: Correction) -> Verdict:
         self.stats.riding_rows = catch_up.done - self.prompt.known
@@ -296,43 +317,9 @@ class _Writer:
         # Of the rows of this pass only the prompt's belongs to its statistics.
         real = torch.ones_like(last, dtype=torch.bool)
         with counting(catch_up.statistics, real, catch_up.unread_layers):
-            return reconcile(answer, last, correction, self.choose, self.shown)
-
-    def _write_in_periods(
-        self, answer: AnswerState, correction: Correction, draft: SparseDraft
-    ) -> Generator[Event, None, None]:
-        """Sirius (3.1): sparse steps, one verify pass that rewrites their rows, rollback."""
-        period, holds = correction.period, correction.policy == "hold"
-        while period > 1 and not answer.all_done:
-            settled = [len(tokens) for tokens in answer.tokens]
-            before, rows = answer.pending(), 0
-            while rows < period - 1 and not answer.all_done:
-                with _timed(self.stats.sparse_step_s):
-                    answer.append(self.choose(answer.sparse_step(draft.model)))
-                rows += 1
-                if not holds:
-                    yield from self._show(answer, exact=False)
-            with _timed(self.stats.check_s):
-                answer.drop_last(torch.full((len(settled),), rows, device=before.device))
-                verdict = judge(answer, before, settled, correction, self.choose, self.shown)
-            self.stats.add_check(verdict, answer.done, period, draft.density)
-            yield from self._retract(verdict)
-            yield from self._show(answer, exact=True)
-
-    def _retract(self, verdict: Verdict) -> Generator[Event, None, None]:
-        for row, (settled, kept) in enumerate(zip(verdict.settled, verdict.kept, strict=True)):
-            surplus = self.shown[row] - settled - kept
-            if surplus > 0:
-                yield RetractionEvent(row, surplus)
-                self.shown[row] -= surplus
-
-    def _show(
-        self, answer: AnswerState, *, exact: bool, limit: int | None = None
-    ) -> Generator[Event, None, None]:
-        for row, tokens in enumerate(answer.tokens):
-            for token in tokens[self.shown[row] : limit]:
-                yield TokenEvent(row, token, exact)
-                self.shown[row] += 1
+            return reconcile(
+                answer, last, correction, self.choose, self.shown.counts, self.drafted.drawn_from
+            )
 
     def _sequences(self, answer: AnswerState) -> Tensor:
         settings = self.adapter.model.generation_config
@@ -343,10 +330,3 @@ class _Writer:
         padded = [tokens + [padding] * (longest - len(tokens)) for tokens in answer.tokens]
         prompts = self.prompt.token_ids
         return torch.cat([prompts, torch.tensor(padded, device=prompts.device)], dim=1)
-
-
-@contextmanager
-def _timed(seconds: list[float]) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds.append(time.perf_counter() - start)

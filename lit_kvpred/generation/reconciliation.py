@@ -1,4 +1,4 @@
-"""From a drafted answer to an exact one: the verify pass (Sirius 3.1, 13.5).
+"""From drafted tokens to exact ones: the verify pass (Sirius 3.1, 13.5).
 
 Judging drafted tokens against predicted rows would compare the base with itself (Sirius 13.2), so
 that the exact prompt rows come first, always.
@@ -6,14 +6,16 @@ that the exact prompt rows come first, always.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lit_kvpred.generation.answer import AnswerState
 from lit_kvpred.generation.sampling import TokenChooser
-from lit_kvpred.sirius.acceptance import accepted_prefix
+from lit_kvpred.model.caches import n_rows, overwrite_rows
+from lit_kvpred.sirius.acceptance import accepted_prefix, lossless_prefix
 from lit_kvpred.sirius.correction import Correction
 
 
@@ -25,14 +27,33 @@ class Verdict:
         settled: Tokens of the answer before the draft.
         drafted: Tokens judged.
         accepted: Length of the accepted prefix of the draft.
-        kept: Drafted tokens that stay; more than ``accepted`` only where the policy forbids taking
-            shown tokens back.
+        kept: Drafted tokens that stay; more than ``accepted`` only where rejected ones may not be
+            taken back.
+        added: Tokens of the base's own that follow them, 0 or 1.
     """
 
     settled: list[int]
     drafted: list[int]
     accepted: list[int]
     kept: list[int]
+    added: list[int]
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Drafted tokens of a batch.
+
+    Attributes:
+        settled: Per batch entry, tokens of the answer before the draft; they stay in any case.
+        drawn_from: For lossless acceptance, ``(B, V)`` for each step: what its tokens were drawn
+            from.
+        rows: Keys and values of each layer that the cache shall keep for the token before the draft
+            and the drafted ones, in place of those of the verify pass; None keeps the latter.
+    """
+
+    settled: Sequence[int]
+    drawn_from: Sequence[Tensor] = ()
+    rows: Sequence[tuple[Tensor, Tensor]] | None = None
 
 
 def reconcile(
@@ -40,66 +61,89 @@ def reconcile(
     last_prompt_tokens: Tensor,
     correction: Correction,
     choose: TokenChooser,
-    shown: list[int],
+    shown: Sequence[int],
+    drawn_from: Sequence[Tensor] = (),
 ) -> Verdict:
     """Judge every token of the answers on the exact prompt.
 
     Args:
         answer: Its cache holds the exact prompt without the last token.
         last_prompt_tokens: ``(B, 1)`` long.
-        correction: Threshold, temperature and policy.
+        correction: Threshold, temperature and policy; switches for ablations don't count here.
         choose: Draws the token that follows the kept prefix.
         shown: Per batch entry, tokens that the reader has already seen.
+        drawn_from: As in `Drafts`.
     """
-    settled = [0] * len(answer.tokens)
-    return judge(answer, last_prompt_tokens, settled, correction, choose, shown)
+    drafts = Drafts([0] * len(answer.tokens), drawn_from)
+    whole = replace(correction, kv_rewriting=True, rollback=True, interleave=True)
+    return judge(answer, last_prompt_tokens, drafts, whole, choose, shown)
 
 
 def judge(
     answer: AnswerState,
     tokens_before: Tensor,
-    settled: list[int],
+    drafts: Drafts,
     correction: Correction,
     choose: TokenChooser,
-    shown: list[int],
+    shown: Sequence[int],
 ) -> Verdict:
-    """Judge the tokens after the settled ones, roll back, and go on with the base's token.
+    """Judge the drafted tokens, roll back, and go on with the base's token.
 
     Args:
         answer: Its cache is exact and holds what comes before ``tokens_before``.
         tokens_before: ``(B, 1)`` long, the tokens that stand before the drafts.
-        settled: Per batch entry, tokens of the answer that stay whatever happens.
+        drafts: What is judged: all tokens after the settled ones.
         correction: Threshold, temperature and policy.
         choose: Draws the token that follows the kept prefix.
         shown: Per batch entry, tokens of the answer that the reader has already seen.
     """
     device = tokens_before.device
-    drafts = [tokens[n:] for tokens, n in zip(answer.tokens, settled, strict=True)]
-    drafted = torch.tensor([len(tokens) for tokens in drafts], device=device)
+    settled = list(drafts.settled)
+    tokens = [text[n:] for text, n in zip(answer.tokens, settled, strict=True)]
+    drafted = torch.tensor([len(t) for t in tokens], device=device)
     width = int(drafted.max())
     draft = torch.tensor(
-        [tokens + [0] * (width - len(tokens)) for tokens in drafts], device=device, dtype=torch.long
+        [t + [0] * (width - len(t)) for t in tokens], device=device, dtype=torch.long
     )
     inside = torch.arange(width, device=device)[None] < drafted[:, None]
     finished = (drafted == 0)[:, None] & ~answer.unfinished()
     real = torch.cat([~finished, inside], dim=1)
     logits = answer.feed(torch.cat([tokens_before, draft], dim=1), real)
-    answer.states.assert_exact()
-    accepted = accepted_prefix(
-        logits[:, :-1],
-        draft,
-        drafted,
-        threshold=correction.threshold,
-        temperature=correction.temperature,
-    )
-    kept = accepted
+    if drafts.rows is None:
+        answer.states.assert_exact()
+    else:
+        overwrite_rows(answer.cache, n_rows(answer.cache) - width - 1, drafts.rows)
+        answer.states.roll_back(width + 1)
+        answer.states.append_sparse(width + 1)
+    entries = torch.arange(len(drafted), device=device)
+    if correction.acceptance == "lossless" and width:
+        drawn_from = torch.stack(list(drafts.drawn_from[:width]), dim=1)
+        chances = choose.chances((len(drafted), width), device)
+        accepted, following = lossless_prefix(
+            choose.probabilities(logits), drawn_from, draft, drafted, chances
+        )
+    else:
+        accepted = accepted_prefix(
+            logits[:, :-1],
+            draft,
+            drafted,
+            threshold=correction.threshold,
+            temperature=correction.temperature,
+        )
+        following = None
+    kept = accepted if correction.rollback else drafted
     if correction.policy == "commit":
         seen = torch.tensor([s - n for s, n in zip(shown, settled, strict=True)], device=device)
-        kept = torch.maximum(accepted, seen)
-    answer.drop_last(width - kept)
+        kept = torch.maximum(kept, seen)
+    # Without a token of the base the draft goes on behind its own last one.
+    adds = (kept < drafted) | (drafted == 0) | correction.interleave
+    answer.drop_last(width - kept + (~adds).long())
     for row, (before, length) in enumerate(zip(settled, kept.tolist(), strict=True)):
         answer.tokens[row] = answer.tokens[row][: before + length]
         answer.done[row] = answer.rule.is_complete(answer.tokens[row])
-    answer.append(choose(logits[torch.arange(len(kept), device=device), kept]))
+    chosen = choose(logits[entries, kept]) if following is None else choose.draw(following)
+    answer.append(chosen, adds.tolist())
     answer.drop_spare()
-    return Verdict(settled, drafted.tolist(), accepted.tolist(), kept.tolist())
+    return Verdict(
+        settled, drafted.tolist(), accepted.tolist(), kept.tolist(), adds.long().tolist()
+    )

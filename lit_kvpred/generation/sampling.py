@@ -49,6 +49,7 @@ class TokenChooser:
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self._greedy = sampling.temperature == 0
         self._warpers = LogitsProcessorList()
+        self._generator: torch.Generator | None = None
         if self._greedy:
             return
         self._warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
@@ -56,7 +57,6 @@ class TokenChooser:
             self._warpers.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1:
             self._warpers.append(TopPLogitsWarper(sampling.top_p))
-        self._generator: torch.Generator | None = None
         if sampling.seed is not None:
             self._generator = torch.Generator(device).manual_seed(sampling.seed)
 
@@ -64,6 +64,25 @@ class TokenChooser:
         """``(B, V)`` logits to ``(B,)`` token ids."""
         if self._greedy:
             return logits.argmax(-1)
-        warped = self._warpers(torch.empty(len(logits), 0, dtype=torch.long), logits.float())
-        probabilities = warped.softmax(-1)
+        return self.draw(self.probabilities(logits))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """``(..., V)`` logits to the probabilities that tokens are drawn with; greedy: one-hot."""
+        if self._greedy:
+            best = logits.argmax(-1, keepdim=True)
+            return torch.zeros_like(logits, dtype=torch.float32).scatter(-1, best, 1.0)
+        rows = logits.float().flatten(0, -2)
+        warped: Tensor = self._warpers(torch.empty(len(rows), 0, dtype=torch.long), rows)
+        return warped.softmax(-1).view(logits.shape)
+
+    def draw(self, probabilities: Tensor) -> Tensor:
+        """``(B, V)`` probabilities to ``(B,)`` token ids."""
+        if self._greedy:
+            return probabilities.argmax(-1)
         return torch.multinomial(probabilities, 1, generator=self._generator)[:, 0]
+
+    def chances(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Uniform in [0, 1), float32, from the same generator; greedy decoding takes no chances."""
+        if self._greedy:
+            return torch.zeros(shape, device=device)
+        return torch.rand(shape, generator=self._generator, device=device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lit_kvpred.generation.reconciliation import Verdict
@@ -35,7 +37,7 @@ class GenerationStats:
             With a sparse draft it is that of its periods, without those in which an answer ended.
         effective_density: Weight reads per token relative to exact decoding (Sirius 5) of the
             drafted part; 1 is the best that a dense draft can reach. None without a verify pass.
-        advances: Tokens gained by each of these periods.
+        advances: Tokens gained by each of these periods, the base's own included.
         rejected_at: With a sparse draft, how often the first rejected token was the i-th drafted
             one of its period.
     """
@@ -79,11 +81,12 @@ class GenerationStats:
         """
         self._add(verdict)
         self.rejected_at += [0] * (period - 1 - len(self.rejected_at))
-        for drafted, accepted, end in zip(verdict.drafted, verdict.accepted, ended, strict=True):
+        for drafted, accepted in zip(verdict.drafted, verdict.accepted, strict=True):
             if accepted < drafted:
                 self.rejected_at[accepted] += 1
+        for kept, added, end in zip(verdict.kept, verdict.added, ended, strict=True):
             if not end:
-                self.advances.append(accepted + 1)
+                self.advances.append(kept + added)
         if self.advances:
             self.aal = average_advance_length(self.advances)
             self.effective_density = effective_density(period, density, self.aal)
@@ -95,3 +98,11 @@ class GenerationStats:
         self.unrecoverable += sum(
             k - a for k, a in zip(verdict.kept, verdict.accepted, strict=True)
         )
+
+
+@contextmanager
+def timed(seconds: list[float]) -> Iterator[None]:
+    """Append the time that passes inside."""
+    start = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - start)

@@ -258,6 +258,47 @@ def roll_back(cache: Cache, rows: int) -> None:
         cache.crop(-rows)
 
 
+def last_rows(cache: Cache, rows: int) -> list[tuple[Tensor, Tensor]]:
+    """Copies of the last ``rows`` keys and values of every layer."""
+    held = n_rows(cache)
+    part = slice(held - rows, held)
+    return [
+        (layer.keys[:, :, part].clone(), layer.values[:, :, part].clone()) for layer in cache.layers
+    ]
+
+
+def overwrite_rows(cache: Cache, start: int, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Put given keys and values of every layer in place of those from slot ``start`` on."""
+    for layer, (keys, values) in zip(cache.layers, rows, strict=True):
+        layer.keys[:, :, start : start + keys.shape[2]] = keys
+        layer.values[:, :, start : start + values.shape[2]] = values
+
+
+def gather_last(cache: Cache, rows: int, index: Tensor) -> None:
+    """Keep some of the last ``rows`` rows, side by side.
+
+    Args:
+        cache: Changed in place.
+        rows: Number of rows in question.
+        index: ``(B, kept)`` long, which of them each batch entry keeps, from 0.
+    """
+    held, kept = n_rows(cache), index.shape[1]
+    start = held - rows
+    chosen = []
+    for layer in cache.layers:
+        at = index.to(layer.keys.device)[:, None, :, None] + start
+        chosen.append(
+            (
+                layer.keys.gather(2, at.expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])),
+                layer.values.gather(
+                    2, at.expand(-1, layer.values.shape[1], -1, layer.values.shape[3])
+                ),
+            )
+        )
+    overwrite_rows(cache, start, chosen)
+    roll_back(cache, rows - kept)
+
+
 def drop_first(cache: Cache, rows: int) -> None:
     """Drop the first ``rows`` slots of every layer, which all batch entries have to spare."""
     held = n_rows(cache)

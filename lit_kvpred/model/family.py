@@ -116,8 +116,9 @@ class FamilyAdapter:
         """Raise `UnsupportedFamilyError` if attention can't be limited by a 4-D mask."""
         if self.family in _WITH_BIASES or getattr(self.config, "alibi", False):
             raise UnsupportedFamilyError(
-                f"model family '{self.family}' computes its positions from a plain mask, so that "
-                "packed documents can't be kept apart; set packing to padded"
+                f"model family '{self.family}' computes its positions from a plain mask, which "
+                "can't keep packed documents apart, rows that ride on a decode step, or branches "
+                "of a tree; set packing to padded, slice_rows to None, tree_width to 1"
             )
 
     @property

@@ -163,7 +163,13 @@ def _probe(adapter: FamilyAdapter, part: FeedForward) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, _PROBE_ROWS, adapter.config.hidden_size, generator=generator).to(weight)
     order = torch.arange(part.neurons).flip(0)
-    whole, found = part.module(x), part.compact(order)(x)
+    try:
+        whole, found = part.module(x), part.compact(order)(x)
+    except TypeError as error:
+        raise UnsupportedFamilyError(
+            f"the feed-forward part of model family '{adapter.family}' takes more than hidden "
+            "states; leave out the sparse draft"
+        ) from error
     if not torch.allclose(found, whole, atol=1e-3 * float(whole.abs().max()), rtol=1e-3):
         raise UnsupportedFamilyError(
             f"neurons of model family '{adapter.family}' can't be told apart; leave out the sparse "

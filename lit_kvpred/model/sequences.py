@@ -83,8 +83,9 @@ class Sequences:
         """
         if self.document_ids is None:
             return None if self.all_real else self.real.long()
-        slots = torch.arange(first_query, self.document_ids.shape[1], device=self.real.device)
-        return explicit_mask(adapter, self._visible()[:, first_query:], slots)
+        slots = torch.arange(self.document_ids.shape[1], device=self.real.device)[None]
+        visible = self._visible()[:, first_query:]
+        return explicit_mask(adapter, visible, slots[:, first_query:], slots)
 
     def _visible(self) -> Tensor:
         assert self.document_ids is not None

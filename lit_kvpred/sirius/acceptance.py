@@ -1,4 +1,4 @@
-"""The judge of drafted tokens: an absolute threshold on tempered probability (Sirius 3.1-3.2)."""
+"""The judges of drafted tokens: a threshold (Sirius 3.1-3.2), and speculative decoding's rule."""
 
 from __future__ import annotations
 
@@ -43,3 +43,37 @@ def accepted_prefix(
     passed = token_probabilities(logits, tokens, temperature) >= threshold
     inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
     return (passed & inside).long().cumprod(dim=1).sum(dim=1)
+
+
+def lossless_prefix(
+    probabilities: Tensor, drawn_from: Tensor, tokens: Tensor, lengths: Tensor, chances: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Length of the accepted prefix of each draft by speculative decoding's rule (Sirius A.2).
+
+    A token x drawn from q is accepted with probability ``min(1, p(x) / q(x))``; in place of the
+    first rejected one a token is drawn from ``max(p - q, 0)``, normalised. What comes out is
+    distributed as if it had been drawn from p. Greedy decoding is the case of one-hot p and q.
+
+    Args:
+        probabilities: ``(B, g + 1, V)``, p; row i is the full model's for drafted token i.
+        drawn_from: ``(B, g, V)``, q.
+        tokens: ``(B, g)`` long.
+        lengths: ``(B,)`` long: drafted tokens per row; the rest of a row is padding.
+        chances: ``(B, g)``, uniform in [0, 1).
+
+    Returns:
+        ``(B,)`` long, between 0 and ``lengths``, and ``(B, V)``, what to draw the next token from.
+    """
+    index = tokens[..., None]
+    p = probabilities[:, :-1].gather(-1, index)[..., 0]
+    q = drawn_from.gather(-1, index)[..., 0]
+    inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
+    accepted = ((chances * q < p) & inside).long().cumprod(dim=1).sum(dim=1)
+    rows = torch.arange(len(tokens), device=tokens.device)
+    following = probabilities[rows, accepted]
+    rejected = accepted < lengths
+    surplus = (following - drawn_from[rows, accepted.clamp(max=tokens.shape[1] - 1)]).clamp(min=0)
+    total = surplus.sum(-1, keepdim=True)
+    # Nothing is left where p and q differ by rounding alone.
+    usable = rejected[:, None] & (total > 0)
+    return accepted, torch.where(usable, surplus / total.clamp(min=1e-30), following)

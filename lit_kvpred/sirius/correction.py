@@ -9,6 +9,7 @@ from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.sparsity import CSparse, FSparse, Sparsity
 
 StreamingPolicy = Literal["hold", "commit", "retract"]
+Acceptance = Literal["threshold", "lossless"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,16 @@ class Correction:
         draft: Once the prompt is exact, go on in Sirius periods: ``period - 1`` tokens by a sparse
             draft, which the base then judges in one pass (Sirius 3.1). None: the base goes on
             alone.
+        acceptance: ``threshold``: as above. ``lossless``: the rule of speculative decoding, by
+            which the text is distributed as the base's own, and is its own where it is greedy;
+            threshold and temperature are not used.
+        tree_width: Sequences drafted together in a Sirius period, as a tree that is judged in one
+            pass (Sirius 4); the one of which most is accepted stays. Tokens are then shown once
+            they are judged, whatever the policy.
+        kv_rewriting: For ablations of Sirius periods (Sirius 3.5): without it the cache keeps the
+            rows of the sparse draft.
+        rollback: Without it nothing that was drafted is taken back.
+        interleave: Without it the base adds no token of its own where nothing was rolled back.
 
     Raises:
         ConfigurationError: If a value is out of range.
@@ -45,6 +56,11 @@ class Correction:
     slice_rows: int | Literal["auto"] | None = None
     tpot_budget: float = 3.0
     draft: Sparsity | None = None
+    acceptance: Acceptance = "threshold"
+    tree_width: int = 1
+    kv_rewriting: bool = True
+    rollback: bool = True
+    interleave: bool = True
 
     def __post_init__(self) -> None:
         _check_count("period", self.period)
@@ -67,6 +83,30 @@ class Correction:
         if self.policy not in ("hold", "commit", "retract"):
             raise ConfigurationError(
                 f"correction policy '{self.policy}' is not one of hold, commit, retract"
+            )
+        self._check_periods()
+
+    def _check_periods(self) -> None:
+        if self.acceptance not in ("threshold", "lossless"):
+            raise ConfigurationError(
+                f"correction acceptance '{self.acceptance}' is not one of threshold, lossless"
+            )
+        if self.acceptance == "lossless" and (self.policy == "commit" or not self.rollback):
+            raise ConfigurationError(
+                "lossless acceptance takes back what it rejects; use policy hold or retract, and "
+                "leave rollback on"
+            )
+        _check_count("tree_width", self.tree_width)
+        whole = self.kv_rewriting and self.rollback and self.interleave
+        if self.draft is None and not (whole and self.tree_width == 1):
+            raise ConfigurationError(
+                "tree_width, kv_rewriting, rollback and interleave are about sparse drafts; give a "
+                "draft such as CSparse()"
+            )
+        if self.tree_width > 1 and not whole:
+            raise ConfigurationError(
+                "a tree of drafts needs kv_rewriting, rollback and interleave; use tree_width 1 "
+                "for ablations"
             )
 
 

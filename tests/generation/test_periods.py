@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation import reconciliation, sparse_draft
 from lit_kvpred.generation.events import RetractionEvent, TokenEvent
 from lit_kvpred.generation.generate import generate_exact, stream_exact
@@ -290,3 +293,147 @@ def test_statistics_of_slices_are_those_of_a_plain_prefill(kind, slice_rows, mon
     assert sliced.tokens == plain.tokens == [14] * 4
     for a, b in zip(sliced.squares, plain.squares, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("draft", [CSparse(0.25), FSparse(0.25)])
+def test_lossless_acceptance_is_plain_greedy(family, static, draft):
+    adapter = _adapter(family)
+    ids, mask = left_padded(_PROMPTS)
+    correction = Correction(period=5, threshold=0.0, draft=draft, acceptance="lossless")
+    output = generate_exact(
+        adapter, ids, mask, settings=_settings(static_cache=static), correction=correction
+    )
+    assert output.answers == _plain(adapter, ids, mask)
+    assert max(output.stats.advances) > 1
+
+
+@pytest.mark.parametrize("kind", ["prefix", "pruned"])
+@pytest.mark.parametrize("draft", [None, _HALF])
+@pytest.mark.parametrize("slice_rows", [None, 3])
+def test_lossless_acceptance_of_a_predicted_prompt_is_plain_greedy(kind, draft, slice_rows):
+    model = _joined(kind)
+    ids, mask = left_padded(_PROMPTS)
+    correction = Correction(
+        period=5, threshold=0.0, draft=draft, acceptance="lossless", slice_rows=slice_rows
+    )
+    output = model.generate(ids, mask, correction=correction, max_new_tokens=17, eos_ids=())
+    assert output.answers == _plain(model.adapter, ids, mask)
+
+
+def test_lossless_acceptance_samples_from_the_base():
+    """Second tokens of many answers at once are distributed as the base's own."""
+    adapter, n = _adapter(), 4000
+    ids = torch.tensor([[5, 9, 3]]).expand(n, -1)
+    correction = Correction(period=3, draft=CSparse(0.1), acceptance="lossless")
+    settings = _settings(max_new_tokens=2, sampling=Sampling(1.0, top_k=3, seed=0))
+    output = generate_exact(adapter, ids, settings=settings, correction=correction)
+    first = torch.tensor([answer[0] for answer in output.answers])
+    second = torch.tensor([answer[1] for answer in output.answers])
+    token = int(first.mode().values)
+    with torch.no_grad():
+        logits = adapter.model(torch.tensor([[5, 9, 3, token]])).logits[0, -1]
+    best = logits.topk(3)
+    drawn = second[first == token]
+    shares = torch.stack([(drawn == t).float().mean() for t in best.indices])
+    torch.testing.assert_close(shares, best.values.softmax(-1), atol=0.04, rtol=0)
+    assert 0 < output.stats.accepted < output.stats.drafted
+
+
+def _ablated(adapter, ids, correction, new: int) -> list[int]:
+    """Sirius 3.5 by its own words, on a cache that is copied for every pass."""
+    sparse = SparseBase(adapter)
+    statistics = NeuronStatistics(sparse.parts)
+    rows = RecordingCache()
+    with torch.no_grad(), statistics.recording(torch.ones_like(ids, dtype=torch.bool)):
+        logits = adapter.model(ids, cache=rows, use_cache=True).logits
+    model = sparse.by_prompt(statistics, correction.draft)
+
+    def run(which, tokens):
+        with torch.no_grad():
+            return which(torch.tensor([tokens]), cache=rows, use_cache=True).logits[0]
+
+    answer = [int(logits[0, -1].argmax())]
+    while len(answer) < new:
+        settled, held = len(answer), rows.get_seq_length()
+        while len(answer) < min(new, settled + correction.period - 1):
+            answer.append(int(run(model, answer[-1:])[-1].argmax()))
+        run(model, answer[-1:])
+        drafted_rows = copy.deepcopy(rows)
+        rows.crop(held - rows.get_seq_length())
+        logits = run(adapter.model, answer[settled - 1 :])
+        drafts = answer[settled:]
+        q = (logits[:-1] / correction.temperature).softmax(-1)
+        kept = 0
+        while kept < len(drafts) and q[kept, drafts[kept]] >= correction.threshold:
+            kept += 1
+        if not correction.rollback:
+            kept = len(drafts)
+        if not correction.kv_rewriting:
+            rows = drafted_rows
+        adds = correction.interleave or kept < len(drafts)
+        surplus = len(drafts) - kept + (not adds)
+        if surplus:
+            rows.crop(-surplus)
+        answer = answer[: settled + kept]
+        if adds and len(answer) < new:
+            answer.append(int(logits[kept].argmax()))
+    return answer
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(2, 6),
+    st.sampled_from([0.01, 0.05, 0.2, 0.6]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 15),
+    st.integers(0, 99),
+)
+def test_ablations_are_those_of_the_paper(
+    period, threshold, kv_rewriting, rollback, interleave, new, seed
+):
+    correction = Correction(
+        period=period,
+        threshold=threshold,
+        draft=CSparse(0.2),
+        kv_rewriting=kv_rewriting,
+        rollback=rollback,
+        interleave=interleave,
+    )
+    ids = random_ids(1, 4 + seed % 9, seed=seed)
+    output = generate_exact(
+        _adapter(), ids, settings=_settings(max_new_tokens=new), correction=correction
+    )
+    assert output.answers[0] == _ablated(_adapter(), ids, correction, new)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("switches", list(product([False, True], repeat=3)))
+def test_ablations_of_a_batch_are_those_of_its_prompts(static, switches):
+    names = ("kv_rewriting", "rollback", "interleave")
+    chosen = dict(zip(names, switches, strict=True))
+    correction = Correction(period=4, threshold=0.05, draft=FSparse(0.3), **chosen)
+    ids, mask = left_padded(_PROMPTS)
+    settings = _settings(static_cache=static)
+    together = generate_exact(_adapter(), ids, mask, settings=settings, correction=correction)
+    for row, prompt in enumerate(_PROMPTS):
+        alone = generate_exact(_adapter(), prompt[None], settings=settings, correction=correction)
+        assert together.answers[row] == alone.answers[0]
+    # A predicted prompt becomes exact in any case.
+    model = _joined("prefix")
+    strict = Correction(period=4, threshold=1.1, draft=FSparse(1.0), **chosen)
+    output = model.generate(ids, mask, correction=strict, max_new_tokens=5, eos_ids=())
+    first = [answer[0] for answer in output.answers]
+    assert first == [answer[0] for answer in _plain(model.adapter, ids, mask)]
+
+
+def test_rows_of_a_sparse_draft_are_no_context():
+    correction = Correction(period=4, draft=_HALF, kv_rewriting=False)
+    with pytest.raises(ConfigurationError, match="kv_rewriting brings; leave it on"):
+        generate_exact(
+            _adapter(), random_ids(1, 4), settings=_settings(keep_context=True),
+            correction=correction,
+        )  # fmt: skip

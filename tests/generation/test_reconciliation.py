@@ -110,7 +110,7 @@ def test_cache_and_text_are_exact_afterwards(family, static_length, good):
     assert answer.states.count(RowState.STALE) > 0
     correction = Correction(period=5, threshold=_THRESHOLD, policy="retract")
     verdict = _reconciled(answer, _PROMPTS, correction, shown=[5, 5, 5])
-    assert verdict == Verdict([0] * 3, [5, 5, 5], list(good), list(good))
+    assert verdict == Verdict([0] * 3, [5, 5, 5], list(good), list(good), [1] * 3)
     assert answer.states.count(RowState.EXACT) == 3 * n_rows(answer.cache)
     for row, prompt in enumerate(_PROMPTS):
         start = drafts[row][: good[row]]
@@ -128,7 +128,7 @@ def test_drafts_of_different_length(static_length):
     drafts = [_draft(base, p, g, n) for p, g, n in zip(_PROMPTS, good, lengths, strict=True)]
     answer = _drafted(predicting_model(base), _PROMPTS, drafts, static_length=static_length)
     correction = Correction(period=6, threshold=_THRESHOLD)
-    expected = Verdict([0] * 3, [2, 3, 6], [2, 1, 4], [2, 1, 4])
+    expected = Verdict([0] * 3, [2, 3, 6], [2, 1, 4], [2, 1, 4], [1] * 3)
     assert _reconciled(answer, _PROMPTS, correction) == expected
     _assert_cache_is_that_of_the_texts(answer, _PROMPTS)
     _assert_goes_on_exactly(answer, _PROMPTS)
@@ -143,7 +143,7 @@ def test_commit_keeps_what_was_shown_and_rewrites_its_rows(static_length):
     answer = _drafted(predicting_model(base), _PROMPTS, drafts, static_length=static_length)
     correction = Correction(period=5, threshold=_THRESHOLD, policy="commit")
     verdict = _reconciled(answer, _PROMPTS, correction, shown=shown)
-    assert verdict == Verdict([0] * 3, [5, 5, 5], [0, 4, 3], [4, 4, 5])
+    assert verdict == Verdict([0] * 3, [5, 5, 5], [0, 4, 3], [4, 4, 5], [1] * 3)
     for row, kept in enumerate(verdict.kept):
         assert answer.tokens[row][:kept] == drafts[row][:kept]
         expected = greedy_answer(base, _PROMPTS[row], complete_at(kept + 1), drafts[row][:kept])

@@ -7,7 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_kvpred.sirius.acceptance import accepted_prefix, token_probabilities
+from lit_kvpred.sirius.acceptance import (
+    accepted_prefix,
+    lossless_prefix,
+    token_probabilities,
+)
 
 
 def _logits(*rows: list[float]) -> torch.Tensor:
@@ -107,3 +111,45 @@ def test_a_higher_threshold_never_accepts_more(seed, first, second):
     low, high = sorted((first, second))
     pairs = zip(_accepted(logits, tokens, low), _accepted(logits, tokens, high), strict=True)
     assert all(more >= less for more, less in pairs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lossless_acceptance_draws_from_the_full_model(seed):
+    """Whatever the draft is drawn from, the tokens are distributed as the full model's."""
+    generator = torch.Generator().manual_seed(seed)
+    n, vocabulary, width = 100_000, 5, 2
+    p = torch.rand(width + 1, vocabulary, generator=generator).softmax(-1)
+    q = (3 * torch.rand(width, vocabulary, generator=generator)).softmax(-1)
+    tokens = torch.stack([torch.multinomial(row, n, True, generator=generator) for row in q], dim=1)
+    accepted, following = lossless_prefix(
+        p.expand(n, -1, -1),
+        q.expand(n, -1, -1),
+        tokens,
+        torch.full((n,), width),
+        torch.rand(n, width, generator=generator),
+    )
+    added = torch.multinomial(following, 1, generator=generator)[:, 0]
+    for i in range(width):
+        # Among texts that got as far as token i, it is drawn from p.
+        reached = accepted >= i
+        token = torch.where(accepted > i, tokens[:, i], added)[reached]
+        shares = torch.bincount(token, minlength=vocabulary) / reached.sum()
+        torch.testing.assert_close(shares, p[i], atol=0.01, rtol=0)
+    rate = (accepted > 0).float().mean()
+    torch.testing.assert_close(rate, torch.minimum(p[0], q[0]).sum(), atol=0.01, rtol=0)
+
+
+def test_lossless_acceptance_of_greedy_drafts_is_equality():
+    one_hot = torch.eye(4)
+    p = one_hot[[2, 0, 1, 3]].expand(3, -1, -1)
+    tokens = torch.tensor([[2, 0, 1], [2, 3, 1], [0, 0, 1]])
+    accepted, following = lossless_prefix(
+        p, one_hot[tokens], tokens, torch.tensor([3, 3, 2]), torch.zeros(3, 3)
+    )
+    assert accepted.tolist() == [3, 1, 0]
+    assert following.argmax(-1).tolist() == [3, 0, 2]
+    shorter = lossless_prefix(
+        p, one_hot[tokens], tokens, torch.tensor([2, 1, 0]), torch.zeros(3, 3)
+    )
+    assert shorter[0].tolist() == [2, 1, 0]
+    assert shorter[1].argmax(-1).tolist() == [1, 0, 2]

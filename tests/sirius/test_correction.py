@@ -7,6 +7,7 @@ import pytest
 
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse
 
 
 def test_defaults_are_those_of_the_paper():
@@ -47,6 +48,16 @@ def test_extremes_are_allowed(extreme):
         (
             {"draft": "csparse"},
             r"draft must be CSparse\(...\), FSparse\(...\) or None, got 'csparse'",
+        ),
+        ({"acceptance": "exact"}, "acceptance 'exact' is not one of threshold, lossless"),
+        ({"acceptance": "lossless", "policy": "commit"}, "use policy hold or retract"),
+        ({"acceptance": "lossless", "rollback": False, "draft": CSparse()}, "leave rollback on"),
+        ({"tree_width": 0, "draft": CSparse()}, "tree_width must be a whole number"),
+        ({"tree_width": 2}, "are about sparse drafts; give a draft such as"),
+        ({"interleave": False}, "are about sparse drafts; give a draft such as"),
+        (
+            {"tree_width": 2, "kv_rewriting": False, "draft": CSparse()},
+            "a tree of drafts needs kv_rewriting, rollback and interleave",
         ),
         ({"policy": "show"}, "policy 'show' is not one of hold, commit, retract"),
     ],
