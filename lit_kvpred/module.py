@@ -23,6 +23,7 @@ from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.kv_prediction import Init, KVPredictionModel, describe_batch
+from lit_kvpred.model.least_squares import Weighting
 from lit_kvpred.model.loading import load_base, load_tokenizer
 from lit_kvpred.model.sequences import Sequences
 from lit_kvpred.objective import Objective, Split, training_losses
@@ -68,6 +69,8 @@ class KVPredictionModule(LightningModule):
         ridge: Penalty of the least-squares fit, relative to the mean squared feature; null chooses
             it on every eighth calibration batch.
         calibration_batches: Training batches that the least-squares fit sees.
+        calibration_weighting: ``attention`` counts the error of a row by the root of the attention
+            that it receives; ``uniform`` counts all rows alike.
         base_weight: Weight of the base's cross-entropy on predicted rows.
         auxiliary_weight: Weight of the auxiliary's own cross-entropy.
         consistency_weight: Weight of the L1 distance of predicted to exact rows.
@@ -99,6 +102,7 @@ class KVPredictionModule(LightningModule):
         init: Init = "least_squares",
         ridge: float | None = None,
         calibration_batches: int = 16,
+        calibration_weighting: Weighting = "attention",
         base_weight: float = 1.0,
         auxiliary_weight: float = 1.0,
         consistency_weight: float = 1.0,
@@ -214,7 +218,9 @@ class KVPredictionModule(LightningModule):
             total=self.hparams.calibration_batches,
             disable=self.trainer.progress_bar_callback is None or not self.trainer.is_global_zero,
         )
-        fit = self.kv_model.fit_least_squares(shown, ridge=self.hparams.ridge)
+        fit = self.kv_model.fit_least_squares(
+            shown, ridge=self.hparams.ridge, weighting=self.hparams.calibration_weighting
+        )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for parameter in self.kv_model.predictor.parameters():
                 torch.distributed.broadcast(parameter.data, src=0)

@@ -100,6 +100,7 @@ class DepthCut:
             arguments |= {"cache": cache, "use_cache": True}
         else:
             arguments["use_cache"] = False
+        self._follow_base()
         output = self.upper(inputs_embeds=hidden, logits_to_keep=logits_to_keep, **arguments)
         return output.logits
 
@@ -115,8 +116,18 @@ class DepthCut:
             return
         stop_after = None if whole_layers else last
         view = upper_view(cache, self.depth, self.adapter.n_layers, stop_after)
+        self._follow_base()
         with suppress(ForwardStopped):
             self.upper.get_decoder()(inputs_embeds=hidden, cache=view, use_cache=True, **arguments)
+
+    def _follow_base(self) -> None:
+        """Take over the attention implementation, which can be changed at any time.
+
+        Shared layers ask the base's configuration for it, masks are made by the upper part's own.
+        """
+        chosen = self.adapter.model.config._attn_implementation
+        if self.upper.config._attn_implementation != chosen:
+            self.upper.config._attn_implementation = chosen
 
     @torch.no_grad()
     def _probe(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -14,11 +15,17 @@ from transformers import Cache, PreTrainedModel
 
 from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.settings import GenerationSettings
+from lit_kvpred.model.attention import attention_received
 from lit_kvpred.model.auxiliary import Auxiliary
 from lit_kvpred.model.caches import ReplayCache, filled_cache
 from lit_kvpred.model.family import FamilyAdapter, LayerShape, split_heads
 from lit_kvpred.model.features import FeatureKind
-from lit_kvpred.model.least_squares import LeastSquaresFit, NormalEquations
+from lit_kvpred.model.least_squares import (
+    LeastSquaresFit,
+    NormalEquations,
+    Weighting,
+    attention_weights,
+)
 from lit_kvpred.model.offload import AuxiliaryStore
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.prefix import PrefixAuxiliary
@@ -294,7 +301,11 @@ class KVPredictionModel(nn.Module):
 
     @torch.no_grad()
     def fit_least_squares(
-        self, batches: Iterable[Mapping[str, Tensor] | Tensor], *, ridge: float | None = None
+        self,
+        batches: Iterable[Mapping[str, Tensor] | Tensor],
+        *,
+        ridge: float | None = None,
+        weighting: Weighting = "attention",
     ) -> LeastSquaresFit:
         """Fit the predictor in closed form on exact base rows, in one pass over ``batches``.
 
@@ -303,13 +314,19 @@ class KVPredictionModel(nn.Module):
                 ``attention_mask`` or ``document_ids``.
             ridge: Penalty relative to the mean squared feature; None chooses it on every eighth
                 batch (1e-4 where there are fewer).
+            weighting: ``attention`` counts the error of a row by the root of the attention that it
+                receives in the base's predicted layers; ``uniform`` counts all rows alike.
 
         Raises:
-            ConfigurationError: If ``ridge`` is negative.
+            ConfigurationError: If ``ridge`` is negative or the weighting unknown.
             ValueError: If ``batches`` is empty.
         """
         if ridge is not None and ridge < 0:
             raise ConfigurationError(f"ridge must not be negative, got {ridge}")
+        if weighting not in ("attention", "uniform"):
+            raise ConfigurationError(
+                f"weighting '{weighting}' is unknown; use 'attention' or 'uniform'"
+            )
         start = time.perf_counter()
         forward = 0.0
         equations = NormalEquations(self.predictor)
@@ -322,11 +339,22 @@ class KVPredictionModel(nn.Module):
             )
             self.adapter.require_positions(sequences.position_ids)
             before = time.perf_counter()
-            auxiliary, base = self.read_both(fields["input_ids"], sequences)
+            with ExitStack() as stack:
+                received = None
+                if weighting == "attention":
+                    # The last exact layer as well: a forward for keys and values alone leaves out
+                    # the attention of the last one.
+                    first = max(0, self.auxiliary.exact_layers - 1)
+                    received = stack.enter_context(
+                        attention_received(self.adapter, sequences, first)
+                    )
+                auxiliary, base = self.read_both(fields["input_ids"], sequences)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             forward += time.perf_counter() - before
-            equations.add(auxiliary, base, sequences.real)
+            attention = None if received is None else received.mean()
+            weights = None if attention is None else attention_weights(attention)
+            equations.add(auxiliary, base, sequences.real, weights)
         fit = equations.solve_(ridge)
         return replace(fit, seconds=time.perf_counter() - start, forward_seconds=forward)
 

@@ -105,3 +105,15 @@ def test_a_family_whose_parts_are_not_the_whole_is_refused():
     base.model.register_forward_pre_hook(lambda *_: seen.append(1))
     with pytest.raises(UnsupportedFamilyError, match="can't be cut in depth"):
         DepthCut(adapter, 2)
+
+
+def test_the_attention_implementation_may_change_at_any_time():
+    adapter = FamilyAdapter(tiny_model("llama"))
+    cut, ids = DepthCut(adapter, 2), random_ids(1, 12)
+    adapter.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        cache = GrowingCache()
+        hidden = cut.run_lower(ids, cache)
+        found = cut.run_upper(hidden, cache, logits_to_keep=12)
+        expected = adapter.model(ids).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

@@ -326,3 +326,40 @@ def test_fitting_asks_no_gradient():
     model.fit_least_squares([random_ids(2, 16)])
     assert all(p.grad is None for p in model.parameters())
     assert all(p.requires_grad for p in model.predictor.parameters())
+
+
+def test_a_row_of_weight_two_is_two_rows():
+    auxiliary = _auxiliary_rows(3, 40)
+    base, real = _noisy_rows(auxiliary, 1.0), _all(auxiliary)
+    weighted, doubled = _predictor(), _predictor()
+    equations = NormalEquations(weighted)
+    equations.add(auxiliary, base, real, weights=torch.full(real.shape, 2.0))
+    equations.solve_(ridge=1e-4)
+    equations = NormalEquations(doubled)
+    for _ in range(2):
+        equations.add(auxiliary, base, real)
+    equations.solve_(ridge=1e-4)
+    for one, other in zip(weighted.parameters(), doubled.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    # A row that counts nothing might as well not be there.
+    some = real.clone()
+    some[:, 20:] = False
+    for predictor, used, weights in ((weighted, real, some.float()), (doubled, some, None)):
+        equations = NormalEquations(predictor)
+        equations.add(auxiliary, base, used, weights)
+        equations.solve_(ridge=1e-4)
+    for one, other in zip(weighted.parameters(), doubled.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+
+
+def test_attention_changes_what_is_fitted_best():
+    base = tiny_model("llama", weight_scale=8.0)
+    batches = [random_ids(8, 24, seed=s) for s in range(4)]
+    fits = {}
+    for weighting in ("attention", "uniform"):
+        model = predicting_model(base)
+        model.fit_least_squares(batches, ridge=1e-2, weighting=weighting)
+        fits[weighting] = [p.clone() for p in model.predictor.parameters()]
+    assert not torch.equal(fits["attention"][0], fits["uniform"][0])
+    with pytest.raises(ConfigurationError, match="weighting 'mass' is unknown"):
+        predicting_model(base).fit_least_squares(batches, weighting="mass")
