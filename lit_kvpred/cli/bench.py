@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_kvpred.cli.arguments import (
@@ -30,6 +31,7 @@ def bench(
     draft: Literal["csparse", "fsparse"] | None = None,
     draft_keep: float = 0.5,
     period: int = 16,
+    tree_width: int = 1,
     rounds: int = 3,
     threads: list[int] | int | None = None,
     text: str = "stdlib",
@@ -45,9 +47,11 @@ def bench(
         slice_rows: Exact prompt rows that ride on each decode step, one variant each; by default
             64 and 256. All at once after the first token is always measured.
         threshold: Least probability of an accepted drafted token.
-        draft: Also time sparse drafts, on exact prompts (sirius) and after catch-up.
+        draft: Also time sparse drafts, on exact prompts (sirius) and after catch-up, and
+            speculative decoding with the same draft.
         draft_keep: Share of the feed-forward neurons that they use.
         period: Tokens from one check of theirs to the next.
+        tree_width: Sequences that sirius drafts together in a period.
         rounds: Timed rounds, each on another document, after one warm-up round.
         threads: Numbers of threads; by default what torch uses.
         text: Where prompts are cut from: a file, folder, glob, hub data set, or stdlib.
@@ -75,7 +79,15 @@ def bench(
     ]
     if draft is not None:
         sparse = Correction(period, threshold, policy="retract", draft=DRAFTS[draft](draft_keep))
-        variants += [Variant("sirius", sparse), Variant("sirius_catch_up", sparse)]
+        lossless = replace(sparse, acceptance="lossless")
+        sparse = replace(sparse, tree_width=tree_width)
+        variants += [
+            Variant("sirius", sparse),
+            Variant("sirius_catch_up", sparse),
+            Variant("speculative", lossless),
+        ]
+    elif tree_width > 1:
+        raise ConfigurationError("--tree_width needs --draft csparse or fsparse")
     model = KVPredictionModel.from_pretrained(artefact, base)
     lengths = _lengths(prompt_tokens, new_tokens, model.adapter.max_positions)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
@@ -99,6 +111,7 @@ median ratio to the base in the same round. "step meanwhile" is a decode step be
 exact, "later token" the mean time a token behind the first. "same text": share of answers that are
 the base's own. "taken back": drafted tokens rejected, of those judged. sirius: exact prompt, sparse
 drafts; "advance" is what a period gains, "density" the share of the weights that a draft uses.
+speculative: the same draft, of which the base keeps what it would have written itself.
 """
 
 

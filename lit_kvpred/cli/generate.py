@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import call_with_arguments, listed
 from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.sirius.correction import Acceptance, StreamingPolicy
 
 
 def generate(
@@ -27,11 +28,13 @@ def generate(
     corrected: bool = True,
     period: int = 16,
     threshold: float = 0.1,
-    policy: Literal["hold", "commit", "retract"] = "hold",
+    policy: StreamingPolicy = "hold",
     slice_rows: int | Literal["auto"] | None = None,
     tpot_budget: float = 3.0,
     draft: Literal["csparse", "fsparse"] | None = None,
     draft_keep: float = 0.5,
+    tree_width: int = 1,
+    acceptance: Acceptance = "threshold",
     chat: bool = False,
     release_auxiliary: bool = False,
     json_events: bool = False,
@@ -60,6 +63,9 @@ def generate(
         draft: Once the prompt is exact, write in periods: sparse steps, then one pass of the base
             that judges and rewrites them.
         draft_keep: Share of the feed-forward neurons that such steps use.
+        tree_width: Sequences drafted together in a period; the one of which most is accepted stays.
+        acceptance: What is accepted of a draft; lossless is speculative decoding's rule, by which
+            a greedy text is the base's own whatever the threshold.
         chat: Wrap the prompt in the base's chat template.
         release_auxiliary: Put the auxiliary's weights on disk while the base decodes.
         json_events: Print one JSON object per event and the statistics last.
@@ -84,6 +90,8 @@ def generate(
             slice_rows=slice_rows,
             tpot_budget=tpot_budget,
             draft=None if draft is None else DRAFTS[draft](draft_keep),
+            tree_width=tree_width,
+            acceptance=acceptance,
         )
     sampling = Sampling(temperature, top_k, top_p, seed)
     model = KVPredictionModel.from_pretrained(artefact, base)

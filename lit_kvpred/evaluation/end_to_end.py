@@ -27,7 +27,7 @@ from lit_kvpred.sirius.metrics import average_advance_length
 from lit_kvpred.sirius.sparsity import CSparse, Sparsity
 
 BASE = "base"
-_EXACT = (BASE, "sirius")
+_EXACT = (BASE, "sirius", "speculative")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Variant:
     """One way to answer.
 
     Attributes:
-        system: ``predicted``, ``catch_up``, ``sirius`` (exact prompt, sparse drafts) or
-            ``sirius_catch_up`` (both).
+        system: ``predicted``, ``catch_up``, ``sirius`` (exact prompt, sparse drafts),
+            ``sirius_catch_up`` (both) or ``speculative`` (exact prompt, sparse drafts, lossless).
         correction: None stays on the predicted prompt.
     """
 
@@ -134,10 +134,13 @@ def _measures(
     steps = [[*s.draft_step_s, *s.exact_step_s] for s in own]
     predicted = variant.system not in _EXACT
     draft = None if variant.correction is None else variant.correction.draft
+    width = 1 if variant.correction is None else variant.correction.tree_width
     first = (
         to_first_token(model, n_tokens) if predicted else flops.prefill(model.base.config, n_tokens)
     )
-    rest = statistics.mean(_flops_after_first(model, n_tokens, s, predicted, draft) for s in own)
+    rest = statistics.mean(
+        _flops_after_first(model, n_tokens, s, predicted, draft, width) for s in own
+    )
     return {
         "ttft_s": _quartiles([s.ttft_s for s in own]),
         "ttft_ratio": _quartiles([a.ttft_s / b.ttft_s for a, b in zip(own, base, strict=True)]),
@@ -182,24 +185,28 @@ def _flops_after_first(
     stats: GenerationStats,
     predicted: bool,
     draft: Sparsity | None,
+    width: int,
 ) -> int:
     """FLOPs of one answer behind its first token, from what its statistics say was run."""
     base = model.base.config
-    sparse, checks = len(stats.sparse_step_s), len(stats.check_s)
+    checks = len(stats.check_s)
+    # The first step of a tree runs its root alone; all its nodes are judged.
+    sparse = checks + (len(stats.sparse_step_s) - checks) * width
+    judged = len(stats.sparse_step_s) * width
     steps = len(stats.draft_step_s) + len(stats.exact_step_s) + sparse
     total = sum(flops.decode_step(base, n_tokens + 1 + i) for i in range(steps))
     if predicted and stats.time_to_exact_s is not None:
         depth = model.auxiliary.exact_layers
         total += flops.catch_up(base, n_tokens - 1, depth=depth)
         total += flops.riding(base, stats.riding_rows)
-        total += flops.verify(base, n_tokens, stats.drafted - sparse)
+        total += flops.verify(base, n_tokens, 1 + len(stats.draft_step_s))
         if isinstance(draft, CSparse):
             # Neurons of the last layer are counted, so that its rows pass all of it.
             total += flops.riding(base, n_tokens - 1 - stats.riding_rows)
     if isinstance(draft, CSparse):
         total -= round(2 * sparse * model.sparse_base.unused_parameters(draft))
     if checks:
-        total += flops.verify(base, n_tokens, sparse) + (checks - 1) * flops.verify(
+        total += flops.verify(base, n_tokens, judged) + (checks - 1) * flops.verify(
             base, n_tokens, 0
         )
     return total

@@ -60,9 +60,11 @@ def test_records(model):
     assert slices["tpot_after_s"]["n"] == 16
 
 
-def test_sirius_alone(model, monkeypatch):
+@pytest.mark.parametrize("width", [1, 3])
+def test_sirius_alone(model, monkeypatch, width):
     monkeypatch.setattr(flops, "_attention_width", lambda _: 0)
-    ids, correction = random_ids(1, 12), Correction(4, 0.0, draft=CSparse(0.5))
+    ids = random_ids(1, 12)
+    correction = Correction(4, 0.0, draft=CSparse(0.5), tree_width=width)
     base, record = measure_answers(model, [ids], [Variant("sirius", correction)], new_tokens=9)
     assert record["aal"] == 4
     assert record["density"] == model.sparse_base.density(CSparse(0.5))
@@ -76,6 +78,16 @@ def test_sirius_alone(model, monkeypatch):
         lambda: generate_exact(model.adapter, ids, settings=settings, correction=correction)
     )
     assert record["flops"]["total"] == run
+
+
+def test_speculative_decoding_writes_the_bases_text(model):
+    correction = Correction(4, draft=CSparse(0.3), acceptance="lossless")
+    _, record = measure_answers(
+        model, [random_ids(1, 12)], [Variant("speculative", correction)], new_tokens=9
+    )
+    assert record["same_text"] == 1
+    assert record["sparse_step_s"] is not None
+    assert record["tpot_during_s"] is None
 
 
 def test_ratios_are_those_of_the_same_round(model, monkeypatch):
@@ -109,8 +121,21 @@ def test_ratios_are_those_of_the_same_round(model, monkeypatch):
         Correction(1, 1.1, slice_rows=5),
         Correction(4, 0.0, draft=CSparse(0.5)),
         Correction(3, 1.1, slice_rows=5, draft=CSparse(0.25)),
+        Correction(4, 0.0, draft=CSparse(0.5), tree_width=3),
+        Correction(3, 1.1, draft=CSparse(0.5), tree_width=2),
+        Correction(4, draft=CSparse(0.5), acceptance="lossless"),
     ],
-    ids=["predicted", "at once", "period", "slices", "sparse", "sparse after slices"],
+    ids=[
+        "predicted",
+        "at once",
+        "period",
+        "slices",
+        "sparse",
+        "sparse after slices",
+        "tree",
+        "rejected trees",
+        "lossless",
+    ],
 )
 def test_flops_are_those_of_the_products_that_run(model, correction, monkeypatch):
     monkeypatch.setattr(flops, "_attention_width", lambda _: 0)
