@@ -94,7 +94,8 @@ resident: all weights in memory, without and with the limit. streamed: feed-forw
 from the checkpoint's files, layer by layer, for each pass of the dense base; files that the system
 still holds in its cache are read from there. sirius: sparse drafts from weights gathered once a
 prompt, checked each period. "read per token" is what was read after the first token, without what
-was gathered; "predicted" is all feed-forward weights per token, or per advance of a period.
+was gathered; "predicted" is all feed-forward weights per token, or per advance of a period,
+which leaves out the period that the answer ended in.
 "private memory": in use / reserved, which is what the limit counts. "same text, strict": the text
 with all drafts rejected is the streamed base's.
 """

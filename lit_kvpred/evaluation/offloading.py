@@ -77,10 +77,10 @@ def measure_offloading(
 
 def _halfway(resident: dict[str, Any], keep: float, streamed: dict[str, Any]) -> int | None:
     """A limit under which the resident base should not fit, and one with drafts should."""
-    if resident["reserved_bytes"] is None:
+    whole, rest = resident.get("reserved_bytes"), streamed.get("reserved_bytes")
+    if whole is None or rest is None:
         return None
-    saved = (1 - keep) * (resident["reserved_bytes"] - streamed["reserved_bytes"])
-    return int(resident["reserved_bytes"] - saved / 2)
+    return int(whole - (1 - keep) * (whole - rest) / 2)
 
 
 def _derived(

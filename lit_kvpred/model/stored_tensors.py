@@ -134,12 +134,8 @@ class TensorReader:
 
     Files stay open from their first use on: one that is replaced meanwhile goes on to be read as it
     was, one that is written to is an error.
-
-    Attributes:
-        bytes_read: Bytes read so far.
     """
 
-    bytes_read: int = 0
     _files: dict[Path, _OpenFile] = field(default_factory=dict)
 
     def read(self, stored: StoredTensor, target: Tensor) -> None:
@@ -169,7 +165,6 @@ class TensorReader:
                 f"weights can't be read from {stored.file} ({error}); fetch or prepare the model "
                 "again"
             ) from error
-        self.bytes_read += filled
 
     def open(self, files: set[Path]) -> None:
         """Open files now: later changes of them are seen.
