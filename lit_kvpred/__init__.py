@@ -22,8 +22,10 @@ _NAMES = {
     "SiriusModel": "lit_kvpred.sirius.model",
     "build_auxiliary": "lit_kvpred.model.auxiliary",
     "layer_map": "lit_kvpred.model.layer_map",
+    "load_streamed_base": "lit_kvpred.model.streamed_loading",
     "pruned_layer_map": "lit_kvpred.model.layer_map",
     "pruned_layers": "lit_kvpred.model.layer_map",
+    "stream_feed_forwards": "lit_kvpred.model.streamed",
 }
 
 __all__ = [
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from lit_kvpred.model.auxiliary import build_auxiliary
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.layer_map import layer_map, pruned_layer_map, pruned_layers
+    from lit_kvpred.model.streamed import stream_feed_forwards
+    from lit_kvpred.model.streamed_loading import load_streamed_base
     from lit_kvpred.module import KVPredictionModule
     from lit_kvpred.sirius import metrics
     from lit_kvpred.sirius.correction import Correction

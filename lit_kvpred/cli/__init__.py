@@ -19,6 +19,7 @@ _COMMANDS = {
     "bench": ("lit_kvpred.cli.bench", "time whole answers, with and without correction"),
     "quality": ("lit_kvpred.cli.quality", "measure artefacts on held-out text"),
     "sweep": ("lit_kvpred.cli.sweep", "try correction settings on prompts and compare the texts"),
+    "offload": ("lit_kvpred.cli.offload", "run a base that does not fit into memory"),
     "report": ("lit_kvpred.cli.report", "write the report of one run, or of several side by side"),
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import (
     call_with_arguments,
@@ -15,10 +15,8 @@ from lit_kvpred.cli.arguments import (
     require_folder,
     write_json,
 )
+from lit_kvpred.cli.document_prompts import document_prompts
 from lit_kvpred.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def bench(
@@ -95,7 +93,7 @@ def bench(
     for count in counts:
         torch.set_num_threads(count)
         for length in lengths:
-            prompts = list(_prompts(text, tokenizer, length, rounds))
+            prompts = list(document_prompts(text, tokenizer, length, rounds))
             rows = measure_answers(model, prompts, variants, new_tokens=new_tokens)
             _print_table(rows)
             records += rows
@@ -128,28 +126,6 @@ def _lengths(
             f"{lengths}; change --prompt_tokens or --new_tokens"
         )
     return fitting
-
-
-def _prompts(source: str, tokenizer: Any, length: int, number: int) -> Iterator[Tensor]:
-    """The first ``length`` tokens of documents that are long enough, held-out ones first."""
-    from lit_kvpred.data_splits import TEST_SHARE, VALIDATION_SHARE, split_of
-    from lit_kvpred.datamodules.sources import resolve_source
-
-    def trained_on(document: Any) -> bool:
-        return split_of(document.name, VALIDATION_SHARE, TEST_SHARE) == "train"
-
-    found = 0
-    for document in sorted(resolve_source(source).documents("text"), key=trained_on):
-        ids = tokenizer(document.text, return_tensors="pt")["input_ids"][:, :length]
-        if ids.shape[1] == length:
-            yield ids
-            found += 1
-            if found == number:
-                return
-    raise ConfigurationError(
-        f"{source} holds {found} documents of {length} tokens, {number} are needed; "
-        "give more text, fewer rounds or shorter prompts"
-    )
 
 
 def _print_table(records: list[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from lit_kvpred.generation.prefill import predicted_prefill
 from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
+from lit_kvpred.model.streamed import streamed_of
 
 if TYPE_CHECKING:
     from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -131,6 +132,7 @@ def _key(model: KVPredictionModel) -> str:
         model.auxiliary.describe(),
         str(base.dtype),
         str(base.device),
+        streamed_of(base) is not None,
         torch.get_num_threads(),
         platform.machine(),
         platform.node(),

@@ -84,8 +84,8 @@ class FamilyAdapter:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         self.family: str = self.config.model_type
-        self.decoder: nn.Module = self._find_decoder()
-        self.layers: nn.ModuleList = self._find_layers()
+        self.decoder: nn.Module = find_decoder(model)
+        self.layers: nn.ModuleList = find_layers(model)
         self.n_layers = len(self.layers)
         types = getattr(self.config, "layer_types", None)
         self.layer_types: list[str] = list(types or ["full_attention"] * self.n_layers)
@@ -178,20 +178,6 @@ class FamilyAdapter:
             return keys
         return merge_heads(keys) if self._key_norm_heads_first else keys.flatten(2)
 
-    def _find_decoder(self) -> nn.Module:
-        decoder = self.model.get_decoder()
-        if decoder is None or decoder is self.model:
-            raise self._unsupported("it has no separate decoder stack")
-        return decoder
-
-    def _find_layers(self) -> nn.ModuleList:
-        wanted = self.config.num_hidden_layers
-        for modules in (self.decoder.children(), self.decoder.modules()):
-            stacks = [m for m in modules if isinstance(m, nn.ModuleList) and len(m) == wanted]
-            if len(stacks) == 1:
-                return stacks[0]
-        raise self._unsupported(f"no unique stack of {wanted} layers in its decoder")
-
     @torch.no_grad()
     def _probe(self) -> None:
         """Read the cache shapes and prove that stored keys can be rebuilt from raw ones."""
@@ -268,10 +254,42 @@ class FamilyAdapter:
         return True
 
     def _unsupported(self, reason: str) -> UnsupportedFamilyError:
-        return UnsupportedFamilyError(
-            f"model family '{self.family}' can't be served: {reason}; use a decoder-only family "
-            "with an ordinary key/value cache, such as llama, qwen, gemma, gpt_neox or gpt2"
-        )
+        return _unsupported(self.model, reason)
+
+
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """The stack without head.
+
+    Raises:
+        UnsupportedFamilyError: If there is none.
+    """
+    decoder: nn.Module | None = model.get_decoder()
+    if decoder is None or decoder is model:
+        raise _unsupported(model, "it has no separate decoder stack")
+    return decoder
+
+
+def find_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder's layers.
+
+    Raises:
+        UnsupportedFamilyError: If they can't be told from other lists of modules.
+    """
+    decoder = find_decoder(model)
+    wanted = model.config.get_text_config(decoder=True).num_hidden_layers
+    for modules in (decoder.children(), decoder.modules()):
+        stacks = [m for m in modules if isinstance(m, nn.ModuleList) and len(m) == wanted]
+        if len(stacks) == 1:
+            return stacks[0]
+    raise _unsupported(model, f"no unique stack of {wanted} layers in its decoder")
+
+
+def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedFamilyError:
+    family = model.config.get_text_config(decoder=True).model_type
+    return UnsupportedFamilyError(
+        f"model family '{family}' can't be served: {reason}; use a decoder-only family "
+        "with an ordinary key/value cache, such as llama, qwen, gemma, gpt_neox or gpt2"
+    )
 
 
 def _find_key_norm(layer: nn.Module) -> nn.Module | None:

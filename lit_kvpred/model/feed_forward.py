@@ -15,10 +15,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lit_kvpred.errors import UnsupportedFamilyError
-from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.family import FamilyAdapter, find_layers
+from lit_kvpred.model.presence import weights_present
 from lit_kvpred.model.shallow import shallow_copy
 
 _ACTIVATIONS = ("act_fn", "act", "activation_fn", "gelu_impl", "activation")
@@ -53,8 +55,12 @@ class FeedForward:
     @property
     def parameters(self) -> int:
         """Parameters of the linear maps."""
-        linears = (_child(self.module, name) for name in (*self.entering, self.leaving))
-        return sum(p.numel() for linear in linears for p in linear.parameters())
+        return sum(p.numel() for linear in self.linears for p in linear.parameters())
+
+    @property
+    def linears(self) -> list[nn.Module]:
+        """The linear maps, the leaving one last."""
+        return [_child(self.module, name) for name in (*self.entering, self.leaving)]
 
     @torch.no_grad()
     def compact(self, kept: Tensor) -> nn.Module:
@@ -96,14 +102,24 @@ def feed_forwards(adapter: FamilyAdapter) -> list[FeedForward]:
             one), or leaving out neurons of it doesn't mean what it should.
     """
     if adapter not in _FOUND:
-        found = [_find(adapter, layer) for layer in adapter.layers]
+        found = locate_feed_forwards(adapter.model)
         _probe(adapter, found[0])
         _FOUND[adapter] = found
     return _FOUND[adapter]
 
 
-def _find(adapter: FamilyAdapter, layer: nn.Module) -> FeedForward:
-    hidden = adapter.config.hidden_size
+def locate_feed_forwards(model: PreTrainedModel) -> list[FeedForward]:
+    """The feed-forward part of every layer, by names and shapes alone: no weight is read.
+
+    Raises:
+        UnsupportedFamilyError: If a layer has none of an ordinary kind.
+    """
+    return [_find(model, layer) for layer in find_layers(model)]
+
+
+def _find(model: PreTrainedModel, layer: nn.Module) -> FeedForward:
+    config = model.config.get_text_config(decoder=True)
+    hidden = config.hidden_size
     for name, module in layer.named_modules():
         if "attn" in name or "attention" in name:
             continue
@@ -122,7 +138,7 @@ def _find(adapter: FamilyAdapter, layer: nn.Module) -> FeedForward:
                 activation = next((a for a in _ACTIVATIONS if a in module._modules), None)
                 return FeedForward(module, entering, leaving, activation, neurons)
     raise UnsupportedFamilyError(
-        f"model family '{adapter.family}' has no feed-forward part of an ordinary kind in every "
+        f"model family '{config.model_type}' has no feed-forward part of an ordinary kind in every "
         "layer; leave out the sparse draft"
     )
 
@@ -141,7 +157,9 @@ def _selected(linear: Any, index: Tensor, *, outputs: bool) -> nn.Module:
     """A copy of a linear map with some of its outputs or inputs alone."""
     small = copy.copy(linear)
     axis = 0 if outputs != isinstance(linear, Conv1D) else 1
-    weight = linear.weight.detach().index_select(axis, index.to(linear.weight.device)).contiguous()
+    with weights_present(linear):
+        held = linear.weight.detach()
+        weight = held.index_select(axis, index.to(held.device)).contiguous()
     small._parameters = dict(linear._parameters)
     small._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
     if outputs and linear.bias is not None:

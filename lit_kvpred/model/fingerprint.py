@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lit_kvpred.model.presence import weights_present
+
 # Where a model came from, how it is run, and how it generates: none of it changes its logits.
 _IRRELEVANT = frozenset(
     {
@@ -57,7 +59,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest.update(_stable_json(model.config).encode("utf-8"))
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"\n{name} {tuple(parameter.shape)}\n".encode())
-        _update_with_values(digest, parameter.detach())
+        with weights_present(model.get_submodule(name.rpartition(".")[0])):
+            _update_with_values(digest, parameter.detach())
     return digest.hexdigest()
 
 

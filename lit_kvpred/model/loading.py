@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +90,11 @@ def load_base(
         ConfigurationError: `revision` is given for something that is not on the hub, or `dtype` is
             unknown.
     """
-    torch_dtype = _checked_dtype(dtype)
+    torch_dtype = checked_dtype(dtype)
     path = locate(source, revision=revision)
     if path.is_file():
         return _load_gguf(path, torch_dtype)
-    config = _folder_config(path, source)
+    config = folder_config(path, source)
     return _load_weights(path, source, config=config, dtype=torch_dtype)
 
 
@@ -210,18 +210,39 @@ def _load_weights(
     path: Path, source: str | Path, *, config: PreTrainedConfig, **options: Any
 ) -> PreTrainedModel:
     place, where = _as_arguments(path)
+    return checked_load(
+        source,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **where,
+            **options,
+        ),
+    )
+
+
+def checked_load(
+    source: str | Path, load: Callable[[], tuple[PreTrainedModel, dict[str, Any]]]
+) -> PreTrainedModel:
+    """Run a `from_pretrained` quietly and insist that every weight was read.
+
+    Args:
+        source: What the user called the model.
+        load: Returns the model and transformers' loading info.
+
+    Returns:
+        The model in eval mode.
+
+    Raises:
+        BaseModelError: Weights can't be read, or are missing or of another shape.
+    """
     try:
         with quiet_transformers():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                place,
-                config=config,
-                trust_remote_code=False,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **where,
-                **options,
-            )
+            model, info = load()
     except _LOADING_ERRORS as error:
         raise BaseModelError(
             f"{source}: the weights cannot be read ({_one_line(error)}); complete safetensors "
@@ -251,7 +272,17 @@ def quiet_transformers() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def _folder_config(folder: Path, source: str | Path) -> PreTrainedConfig:
+def folder_config(folder: Path, source: str | Path) -> PreTrainedConfig:
+    """The configuration of a model folder, of a family that transformers has a causal LM for.
+
+    Args:
+        folder: The folder.
+        source: What the user called it.
+
+    Raises:
+        BaseModelError: It is missing, damaged, or needs code of its own.
+        UnsupportedFamilyError: transformers has no causal language model for it.
+    """
     file = folder / "config.json"
     if not file.is_file():
         raise BaseModelError(f"{source}: no config.json in this folder; it holds no base model")
@@ -303,7 +334,12 @@ def _as_arguments(path: Path) -> tuple[Path, dict[str, str]]:
     return path, {}
 
 
-def _checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """``auto`` or a dtype.
+
+    Raises:
+        ConfigurationError: ``dtype`` is unknown.
+    """
     if dtype == "auto" or isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in _DTYPES:

@@ -54,7 +54,7 @@ class AuxiliaryStore:
             parameter.data = parameter.data.new_empty(0)
         self._released = module
         self._identities, self._checksums = identities, checksums
-        _return_freed_memory()
+        return_freed_memory()
 
     # Out of inference mode, whose tensors could never be trained again.
     @torch.inference_mode(False)
@@ -86,7 +86,7 @@ def _checksums(parameters: dict[str, nn.Parameter]) -> dict[str, int]:
     }
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """Give freed heap pages back to the system, which glibc would keep for later."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_kvpred.generation.generate import generate_exact, stream_exact
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.family import FamilyAdapter
+from lit_kvpred.model.loading import load_base
+from lit_kvpred.model.streamed import StreamedFeedForwards, streamed_of
+from lit_kvpred.model.streamed_loading import load_streamed_base
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import CSparse
 
@@ -34,6 +39,36 @@ class SiriusModel:
     def __init__(self, base: PreTrainedModel) -> None:
         self.base = base
         self.adapter = FamilyAdapter(base)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        dtype: str | torch.dtype = "auto",
+        revision: str | None = None,
+        offload: bool = False,
+    ) -> SiriusModel:
+        """Load a base.
+
+        Args:
+            source: As for `lit_kvpred.model.loading.load_base`.
+            dtype: Type to compute in.
+            revision: Branch, tag or commit of a hub id.
+            offload: Leave the feed-forward weights in their safetensors files and read them layer
+                by layer whenever the dense base runs; drafts of CSparse have theirs in memory
+                (Sirius 5.2). Results are the same.
+
+        Raises:
+            BaseModelError: If the source can't be loaded, or not in that way.
+        """
+        load = load_streamed_base if offload else load_base
+        return cls(load(source, dtype=dtype, revision=revision))
+
+    @property
+    def streamed(self) -> StreamedFeedForwards | None:
+        """What streams the feed-forward weights of the base; None where they are in memory."""
+        return streamed_of(self.base)
 
     def generate(
         self,

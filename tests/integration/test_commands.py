@@ -286,6 +286,7 @@ def test_report_again_and_side_by_side(lit_kvpred, run):
         "bench",
         "quality",
         "sweep",
+        "offload",
         "report",
     ],
 )
