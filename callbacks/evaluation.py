@@ -1,4 +1,4 @@
-"""The evaluation callback: TTFT, accuracy three ways, and closeness to the base, each epoch."""
+"""The evaluation callback: TTFT, accuracy of every system, closeness to the base, each epoch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing_extensions import override
 
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation.accuracy import CorrectionStatistics, TaskAccuracy
-from lit_kvpred.evaluation.answering import SYSTEMS, Answer, Answerer, System
+from lit_kvpred.evaluation.answering import CHECKED, FROZEN, SYSTEMS, Answer, Answerer, System
 from lit_kvpred.evaluation.prompts import PromptExample
+from lit_kvpred.evaluation.systems import settings_of
 from lit_kvpred.evaluation.ttft import measure_ttft
 from lit_kvpred.module import KVPredictionModule
 from lit_kvpred.report import append_evaluation
@@ -27,15 +28,17 @@ class KVPredictionEvaluation(Callback):
 
     On a fixed small set of prompts: time to first token of base, KV Prediction and auxiliary
     alone, interleaved; accuracy of the exact base, of predicted and of corrected generation; how
-    much of the drafts the correction accepts. Together with the module's text measures they form
-    one line of ``evaluation.jsonl`` in the run folder (the trainer's ``default_root_dir``).
+    much of the drafts the correction accepts. With a sparse draft in the correction also accuracy
+    of sparse decoding that nothing corrects, of Sirius on exact prompts (both once a run: nothing
+    in them is trained), and of Sirius after catch-up. Together with the module's text measures they
+    form one line of ``evaluation.jsonl`` in the run folder (the trainer's ``default_root_dir``).
 
     Nothing runs during the sanity check.
 
     Args:
         prompts: Data module with ``attach_tokenizer``, ``setup`` and ``examples``; null measures
             no accuracy.
-        correction: How drafts are corrected.
+        correction: How drafts are corrected; its ``draft`` adds the sparse systems.
         timing_prompt_tokens: Prompt lengths whose TTFT is measured; empty measures none.
         timing_repeats: Timed rounds per length.
         at_start: Also evaluate before the first training step.
@@ -60,7 +63,7 @@ class KVPredictionEvaluation(Callback):
         self.timing_prompt_tokens = list(timing_prompt_tokens)
         self.timing_repeats, self.at_start, self.samples = timing_repeats, at_start, samples
         self._examples: list[PromptExample] = []
-        self._base_answers: dict[PromptExample, Answer] = {}
+        self._frozen: dict[tuple[System, PromptExample], Answer] = {}
         self._started = 0.0
 
     @override
@@ -153,8 +156,12 @@ class KVPredictionEvaluation(Callback):
             self._examples = prompts.examples
         device = module.device
         accuracy = TaskAccuracy(self._examples).to(device)
-        statistics = CorrectionStatistics().to(device)
         answerer = Answerer(module.kv_model, module.tokenizer, self.correction)
+        statistics = {
+            system: _statistics(answerer, system).to(device)
+            for system in answerer.systems
+            if system in CHECKED
+        }
         samples: list[dict[str, str]] = []
         shown = track(
             self._examples[trainer.global_rank :: trainer.world_size],
@@ -163,35 +170,40 @@ class KVPredictionEvaluation(Callback):
             transient=True,
         )
         for example in shown:
-            texts: dict[str, str] = {}
+            texts: dict[System, str] = {}
             for system in answerer.systems:
                 answer = self._answer_one(answerer, system, example)
                 accuracy.update(system, example, answer.text)
                 texts[system] = answer.text
-                if system == "corrected" and answer.stats is not None:
-                    statistics.update(answer.stats)
+                if system in statistics and answer.stats is not None:
+                    statistics[system].update(answer.stats)
             if len(samples) < self.samples:
                 samples.append(_sample(example, texts))
-        settings = self.correction
         return {
             "accuracy": accuracy.compute(),
             "correction": {
-                "period": settings.period,
-                "threshold": settings.threshold,
-                "temperature": settings.temperature,
-                "policy": settings.policy,
-                **statistics.compute(),
+                **settings_of(self.correction),
+                "systems": {system: metric.compute() for system, metric in statistics.items()},
             },
             "samples": samples,
         }
 
     def _answer_one(self, answerer: Answerer, system: System, example: PromptExample) -> Answer:
-        """The frozen base answers each prompt once and for all."""
-        if system != "base":
+        """What is not trained answers each prompt once and for all."""
+        if system not in FROZEN:
             return answerer.answer(system, example)
-        if example not in self._base_answers:
-            self._base_answers[example] = answerer.answer(system, example)
-        return self._base_answers[example]
+        key = (system, example)
+        if key not in self._frozen:
+            self._frozen[key] = answerer.answer(system, example)
+        return self._frozen[key]
+
+
+def _statistics(answerer: Answerer, system: System) -> CorrectionStatistics:
+    variant = answerer.variant(system, new_tokens=1)
+    return CorrectionStatistics(variant.correction, variant.density(answerer.model))
+
+
+_SHOWN = tuple(system for system in SYSTEMS if system != "auxiliary")
 
 
 def _scalars(record: dict[str, Any], prefix: str) -> dict[str, float]:
@@ -202,10 +214,10 @@ def _scalars(record: dict[str, Any], prefix: str) -> dict[str, float]:
         for system in SYSTEMS:
             if system in entry:
                 values[f"accuracy/{task}/{system}"] = entry[system]
-    correction = record.get("correction")
-    if correction is not None:
-        values["accepted_length"] = correction["accepted_length"]
-        values["retraction_rate"] = correction["retraction_rate"]
+    for system, measured in record.get("correction", {}).get("systems", {}).items():
+        for name in ("aal", "effective_density", "retraction_rate"):
+            if measured[name] is not None:
+                values[f"{name}/{system}"] = measured[name]
     return {f"{prefix}/{name}": float(value) for name, value in values.items()}
 
 
@@ -220,16 +232,16 @@ def summary(record: dict[str, Any]) -> str:
         for entry in record.get("timing", [])[-1:]
     ]
     scores = list(record.get("accuracy", {}).values())
-    for system in ("base", "predicted", "corrected"):
+    for system in _SHOWN:
         values = [(s[system], s["n"]) for s in scores if system in s]
         if values:
             mean = sum(v * n for v, n in values) / sum(n for _, n in values)
-            parts.append(f"{system} {mean:.2f}")
+            parts.append(f"{system.replace('_', ' ')} {mean:.2f}")
     return ", ".join(parts)
 
 
-def _sample(example: PromptExample, texts: dict[str, str]) -> dict[str, str]:
-    shown = {name: texts[name] for name in ("base", "predicted", "corrected")}
+def _sample(example: PromptExample, texts: dict[System, str]) -> dict[str, str]:
+    shown: dict[str, str] = {name: texts[name] for name in _SHOWN if name in texts}
     return {
         "task": example.task,
         "prompt": example.prompt,

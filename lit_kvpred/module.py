@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_kvpred.errors import CheckpointError, ConfigurationError, NonFiniteLossError
-from lit_kvpred.evaluation.answering import Answerer
+from lit_kvpred.evaluation.answering import FROZEN, Answerer
 from lit_kvpred.evaluation.prompts import PromptExample
 from lit_kvpred.evaluation.quality import TextQuality, compare
 from lit_kvpred.losses import Reduction
@@ -354,15 +354,12 @@ class KVPredictionModule(LightningModule):
         self._log_quality("test")
 
     def predict_step(self, batch: Sequence[PromptExample], batch_idx: int) -> list[dict[str, str]]:
-        """Answer prompts; returns task, prompt and the predicted and corrected completions."""
+        """Answer prompts; returns task, prompt and the completions that start from predictions."""
         answerer = Answerer(self.kv_model, self.tokenizer, self.correction)
+        systems = [s for s in answerer.systems if s not in (*FROZEN, "auxiliary")]
         return [
-            {
-                "task": example.task,
-                "prompt": example.prompt,
-                "predicted": answerer.answer("predicted", example).text,
-                "corrected": answerer.answer("corrected", example).text,
-            }
+            {"task": example.task, "prompt": example.prompt}
+            | {system: answerer.answer(system, example).text for system in systems}
             for example in batch
         ]
 

@@ -70,8 +70,12 @@ def _explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, ArgumentError):
         return " ".join(str(error).split()), 2
-    if isinstance(error, KVPredictionError):
-        return str(error), 1
+    cause: BaseException | None = error
+    while cause is not None:
+        # What reads configurations wraps errors of the objects that it makes.
+        if isinstance(cause, KVPredictionError):
+            return str(cause), 1
+        cause = cause.__cause__
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or 'no file named'}", 1
     first = (str(error).splitlines() or [""])[0]

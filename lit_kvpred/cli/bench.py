@@ -57,8 +57,9 @@ def bench(
     """
     import torch
 
-    from lit_kvpred.evaluation.end_to_end import Variant, measure_answers
+    from lit_kvpred.evaluation.end_to_end import measure_answers
     from lit_kvpred.evaluation.environment import environment
+    from lit_kvpred.evaluation.systems import Variant
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction

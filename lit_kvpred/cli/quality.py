@@ -11,6 +11,7 @@ from lit_kvpred.cli.arguments import (
     call_with_arguments,
     listed,
     require_at_least,
+    require_figure,
     require_folder,
     with_list_first,
     write_json,
@@ -69,8 +70,7 @@ def quality(
         raise ConfigurationError(
             f"--held_out must be above 0 and below {1 - TEST_SHARE}, got {held_out}"
         )
-    if figure is not None and Path(figure).suffix not in _FIGURES:
-        raise ConfigurationError(f"--figure {figure} must end in one of {', '.join(_FIGURES)}")
+    require_figure(figure)
     records: list[dict[str, Any]] = []
     environments: dict[str, Any] = {}
     for artefact in artefacts:
@@ -122,7 +122,6 @@ def _batches(
     return data.val_dataloader()
 
 
-_FIGURES = (".svg", ".png", ".pdf")
 _COLUMNS = {
     "prompt": ("prompt_tokens", "d"),
     "tail": ("exact_tail", "d"),

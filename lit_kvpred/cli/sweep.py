@@ -1,21 +1,22 @@
-"""`lit-kvpred sweep`: what thresholds, periods and policies do to the text."""
+"""`lit-kvpred sweep`: what correction settings do to the text, and what they save."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import (
     call_with_arguments,
     listed,
     require_at_least,
+    require_figure,
     require_folder,
     write_json,
 )
 from lit_kvpred.errors import ConfigurationError
-from lit_kvpred.sirius.correction import Correction, StreamingPolicy
+from lit_kvpred.sirius.correction import StreamingPolicy
 from lit_kvpred.sirius.sparsity import DRAFTS
 
 
@@ -26,16 +27,19 @@ def sweep(
     data: dict[str, str] | None = None,
     limit: int = 100,
     prompt_tokens: int = 128,
-    new_tokens: int = 32,
+    new_tokens: int | None = None,
     policies: list[StreamingPolicy] | StreamingPolicy | None = None,
     thresholds: list[float] | float | None = None,
     periods: list[int] | int | None = None,
     draft: Literal["csparse", "fsparse"] | None = None,
-    draft_keep: float = 0.5,
+    draft_keeps: list[float] | float | None = None,
+    tree_widths: list[int] | int | None = None,
+    ablation: bool = False,
     exact_prompt: bool = False,
     shots: int = 0,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     json: str | None = None,
+    figure: str | None = None,
 ) -> None:
     """Answer the prompts of tasks with each combination of correction settings.
 
@@ -46,102 +50,130 @@ def sweep(
         data: A file or folder for a task; tasks without one are downloaded from the hub.
         limit: Prompts of a task.
         prompt_tokens: Most tokens of the prompts of next_line.
-        new_tokens: Most tokens of an answer.
-        policies: Streaming policies, retract and commit by default.
-        thresholds: Least probabilities of an accepted token; .05, .1, .3 and 1.1 by default.
-        periods: Tokens drafted before the prompt becomes exact; 8 by default.
+        new_tokens: Most tokens of an answer; the task's own number by default. Answers go on beyond
+            a task's stop texts, so that there are periods to count; what is scored ends there.
+        policies: Streaming policies; retract and commit by default, retract alone with
+            --exact_prompt or --ablation.
+        thresholds: Least probabilities of an accepted token; .05, .1, .3 and 1.1 by default, .1
+            with --ablation.
+        periods: Tokens from one check to the next, on a predicted prompt those before it becomes
+            exact; 8 by default.
         draft: Go on with sparse drafts once the prompt is exact.
-        draft_keep: Share of the feed-forward neurons that they use.
-        exact_prompt: The base reads the prompts itself: what sparse drafts do alone.
+        draft_keeps: Shares of the feed-forward neurons that they use; .5 by default.
+        tree_widths: Sequences that are drafted together; 1 by default.
+        ablation: Also take cache rewriting, rollback and interleaving away, in all eight
+            combinations.
+        exact_prompt: The base reads the prompts itself: what sparse drafts do alone, beside sparse
+            decoding without correction and speculative decoding with the same drafts.
         shots: Solved examples before a prompt, for tasks that have them.
-        batch_size: Prompts answered together.
-        json: File for all figures and the environment.
+        batch_size: Prompts answered together; 8 by default, 1 with csparse drafts, whose neurons
+            are chosen for a batch as a whole.
+        json: File for all figures and the environment. As RUN/sweep.json it becomes part of the
+            run's report.
+        figure: SVG, PNG or PDF file that shows accuracy and agreement against effective density.
     """
     import torch
 
     from lit_kvpred.datamodules import PromptTaskDataModule
+    from lit_kvpred.evaluation.answering import AnswerScores
     from lit_kvpred.evaluation.environment import environment
     from lit_kvpred.evaluation.sweep import sweep as measure
+    from lit_kvpred.evaluation.sweep_grid import correction_grid, sweep_variants
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
 
-    require_folder(json=json)
-    require_at_least(1, batch_size=batch_size, limit=limit, new_tokens=new_tokens)
-    chosen = product(
-        listed(policies, _POLICIES), listed(periods, [8]), listed(thresholds, _THRESHOLDS)
+    require_folder(json=json, figure=figure)
+    require_figure(figure)
+    _require_draft(
+        draft,
+        draft_keeps=draft_keeps,
+        tree_widths=tree_widths,
+        ablation=ablation or None,
+        exact_prompt=exact_prompt or None,
+        figure=figure,
     )
-    sparsity = None if draft is None else DRAFTS[draft](draft_keep)
-    if exact_prompt and sparsity is None:
-        raise ConfigurationError("--exact_prompt leaves nothing to correct without --draft")
-    corrections = [
-        Correction(period, threshold, policy=policy, draft=sparsity)
-        for policy, period, threshold in chosen
-    ]
+    if batch_size is None:
+        batch_size = 1 if draft == "csparse" else 8
+    require_at_least(1, batch_size=batch_size, limit=limit, new_tokens=listed(new_tokens, []))
+    corrections = correction_grid(
+        policies=listed(policies, ["retract"] if exact_prompt or ablation else _POLICIES),
+        periods=listed(periods, [8]),
+        thresholds=listed(thresholds, [0.1] if ablation else _THRESHOLDS),
+        drafts=[None] if draft is None else [DRAFTS[draft](k) for k in listed(draft_keeps, [0.5])],
+        tree_widths=listed(tree_widths, [1]),
+        ablation=ablation,
+    )
     model = KVPredictionModel.from_pretrained(artefact, base)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
     records: list[dict[str, Any]] = []
     for task in listed(tasks, ["next_line"]):
         prompts = PromptTaskDataModule(
-            [task], data=data, limit=limit, prompt_tokens=[prompt_tokens], shots=shots
+            [task],
+            data=data,
+            limit=limit,
+            prompt_tokens=[prompt_tokens],
+            shots=shots,
         )
         prompts.attach_tokenizer(tokenizer)
-        ids = [torch.tensor(tokenizer(e.prompt)["input_ids"]) for e in prompts.examples]
+        examples = prompts.examples
+        longest = new_tokens or max(example.max_new_tokens for example in examples)
         rows = measure(
             model,
-            ids,
-            corrections,
-            new_tokens=new_tokens,
+            [torch.tensor(tokenizer(e.prompt)["input_ids"]) for e in examples],
+            sweep_variants(corrections, exact_prompt=exact_prompt, new_tokens=longest),
+            new_tokens=longest,
             batch_size=batch_size,
-            exact_prompt=exact_prompt,
+            score=AnswerScores(model, tokenizer, examples),
         )
-        _print_table(task, rows)
-        records += [{"task": task} | row for row in rows]
+        scored = {"task": task, "metric": examples[0].scoring, "new_tokens": longest}
+        rows = [scored | row for row in rows]
+        _print_table(rows)
+        records += rows
         if json is not None:
             write_json(json, {"environment": environment(model), "results": records})
     sys.stdout.write(_LEGEND)
+    if figure is not None:
+        from lit_kvpred.report.sweep_plot import draw_sweep
+        from lit_kvpred.report.sweep_records import sweep_rows
+
+        draw_sweep(sweep_rows(records), Path(figure))
 
 
 _POLICIES: list[StreamingPolicy] = ["retract", "commit"]
 _THRESHOLDS = [0.05, 0.1, 0.3, 1.1]
 _LEGEND = """\
-none: the prompt stays predicted. Same text, same first: share of answers that are the base's own to
-the last token, or in their first token. Accepted, taken back, kept wrong: shares of drafted tokens;
-the last are rejected tokens that policy commit may not take back. Advance: mean tokens that a
-verify pass adds. Density: weights read per token of sparse drafts and their checks, of the base's.
+Predicted: the prompt stays predicted. Score: right answers. Same text, same first: share of answers
+that are the base's own to the last token, or in their first token; same tokens: share of an answer
+up to its first difference. Accepted, taken back, kept wrong: shares of drafted tokens; the last are
+rejected tokens that stay. Advance: mean tokens that a verify pass adds. Density: weights read per
+token of sparse drafts and their checks, of the base's. Acceptance: share of judged tokens accepted
+by speculative decoding's rule; expected: what its closed form makes of that.
 """
 
 
-def _print_table(task: str, rows: list[dict[str, Any]]) -> None:
+def _require_draft(draft: str | None, **options: object) -> None:
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if draft is None and given:
+        raise ConfigurationError(
+            f"{' and '.join(given)} {'needs' if len(given) == 1 else 'need'} sparse drafts; add "
+            "--draft csparse or --draft fsparse"
+        )
+
+
+def _print_table(records: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{task}, {rows[0]['answers']} prompts"
-    table = Table(title=title, title_justify="left")
-    for heading in ("policy", "period", "threshold", *_SHARES, "advance", "density"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
-    for row in rows:
-        table.add_row(
-            row["policy"] or "none",
-            _number(row["period"], "d"),
-            _number(row["threshold"], "g"),
-            *(_number(row[name], ".1%") for name in _SHARES.values()),
-            _number(row["aal"], ".2f"),
-            _number(row["effective_density"], ".2f"),
-        )
-    Console(file=sys.stdout, width=110).print(table)
+    from lit_kvpred.report.sweep_records import sweep_rows
+    from lit_kvpred.report.sweep_table import sweep_table
 
-
-_SHARES = {
-    "same text": "same_text",
-    "same first": "same_first_token",
-    "accepted": "accepted_rate",
-    "taken back": "retraction_rate",
-    "kept wrong": "unrecoverable_rate",
-}
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    content = sweep_table(sweep_rows(records))
+    table = Table(title=content.title, title_justify="left")
+    for place, heading in enumerate(content.header):
+        table.add_column(heading, justify="left" if place < content.text_columns else "right")
+    for row in content.rows:
+        table.add_row(*map(str, row))
+    Console(file=sys.stdout, width=60 + 9 * len(content.header)).print(table)
 
 
 def run(words: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import logging
 import warnings
 from typing import Any
 
+from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -87,7 +88,10 @@ class KVPredictionCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise _about_the_draft(error) or error from error
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -171,6 +175,18 @@ def run(words: list[str]) -> None:
         parser_kwargs={"exit_on_error": False}
         | {name: {"exit_on_error": False} for name in KVPredictionCLI.subcommands()},
         args=with_config_paths(words),
+    )
+
+
+def _about_the_draft(error: ArgumentError) -> ArgumentError | None:
+    """Says what a draft looks like, where the parser tells all the types that it is not of."""
+    if '"evaluation.correction.draft"' not in str(error):
+        return None
+    _, _, given = str(error).rpartition("Given value: ")
+    return ArgumentError(
+        None,
+        "evaluation.correction.draft must be null, or class_path lit_kvpred.sirius.sparsity.CSparse"
+        f" (or FSparse) with init_args {{keep: SHARE}}; got {given}",
     )
 
 

@@ -16,8 +16,8 @@ from lit_kvpred.errors import PromptError
 from lit_kvpred.generation.prefill import Prefill
 from lit_kvpred.model.caches import roll_back
 
-PrefillFunction = Callable[[Tensor], Prefill]
-"""Context ids ``(1, N)`` to first-token logits and a cache of N rows."""
+ContextReader = Callable[[Tensor], tuple[Prefill, PreTrainedModel]]
+"""Context ids ``(1, N)`` to first-token logits with a cache of N rows, and the model to go on."""
 
 
 def split_continuation(
@@ -41,8 +41,7 @@ def split_continuation(
 
 @torch.inference_mode()
 def continuation_log_likelihoods(
-    model: PreTrainedModel,
-    prefill: PrefillFunction,
+    read: ContextReader,
     tokenizer: PreTrainedTokenizerBase,
     context: str,
     continuations: Sequence[str],
@@ -50,9 +49,9 @@ def continuation_log_likelihoods(
     """Log-likelihood in nats of each continuation after ``context``.
 
     Args:
-        model: Scores the continuation.
-        prefill: Processes the context for ``model``; called once per distinct context.
-        tokenizer: Of ``model``.
+        read: Processes the context; called once per distinct context. The model that it returns
+            scores what follows the first token.
+        tokenizer: Of that model.
         context: The prompt.
         continuations: Texts to compare, with their leading space.
     """
@@ -61,11 +60,12 @@ def continuation_log_likelihoods(
     for continuation in continuations:
         ids, following = split_continuation(tokenizer, context, continuation)
         if ids != prepared:
-            prepared, first = ids, prefill(torch.tensor([ids], device=model.device))
+            prepared = ids
+            first, model = read(torch.tensor([ids]))
         logits = first.logits[:, None]
         if len(following) > 1:
             logits = torch.cat([logits, _continue(model, first, following[:-1], len(ids))], dim=1)
-        target = torch.tensor([following], device=model.device)
+        target = torch.tensor([following], device=logits.device)
         chosen = logits.float().log_softmax(-1).gather(-1, target[..., None])
         likelihoods.append(float(chosen.sum()))
     return likelihoods

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,38 +15,15 @@ from torch import Tensor
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation import flops
 from lit_kvpred.evaluation.memory import PeakMemory
+from lit_kvpred.evaluation.systems import BASE, Variant
 from lit_kvpred.evaluation.timing import Seconds, interleaved_results
 from lit_kvpred.evaluation.ttft import to_first_token
-from lit_kvpred.generation.generate import GenerationOutput, generate, generate_exact
+from lit_kvpred.generation.generate import GenerationOutput
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats
 from lit_kvpred.model.kv_prediction import KVPredictionModel
-from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.metrics import average_advance_length
 from lit_kvpred.sirius.sparsity import CSparse, Sparsity
-
-BASE = "base"
-_EXACT = (BASE, "sirius", "speculative")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to answer.
-
-    Attributes:
-        system: ``predicted``, ``catch_up``, ``sirius`` (exact prompt, sparse drafts),
-            ``sirius_catch_up`` (both) or ``speculative`` (exact prompt, sparse drafts, lossless).
-        correction: None stays on the predicted prompt.
-    """
-
-    system: str
-    correction: Correction | None
-
-    @property
-    def slice_rows(self) -> int | None:
-        """Exact prompt rows that ride on a decode step; None for all at once, or none at all."""
-        rows = None if self.correction is None else self.correction.slice_rows
-        return rows if isinstance(rows, int) else None
 
 
 @torch.inference_mode()
@@ -89,16 +65,10 @@ def measure_answers(
     memory = [PeakMemory() for _ in systems]
 
     def answering(number: int) -> Callable[[int], GenerationOutput]:
-        correction = systems[number].correction
-
         def run(round_: int) -> GenerationOutput:
             ids = prompts[round_ % len(prompts)]
             with memory[number]:
-                if systems[number].system in _EXACT:
-                    return generate_exact(
-                        model.adapter, ids, settings=settings, correction=correction
-                    )
-                return generate(model, ids, settings=settings, correction=correction)
+                return systems[number].answer(model, ids, settings=settings)
 
         return run
 
@@ -132,8 +102,8 @@ def _measures(
     base = [output.stats for output in references]
     exact = [s.time_to_exact_s for s in own if s.time_to_exact_s is not None]
     steps = [[*s.draft_step_s, *s.exact_step_s] for s in own]
-    predicted = variant.system not in _EXACT
-    draft = None if variant.correction is None else variant.correction.draft
+    predicted = not variant.exact_prompt
+    draft = variant.draft
     width = 1 if variant.correction is None else variant.correction.tree_width
     first = (
         to_first_token(model, n_tokens) if predicted else flops.prefill(model.base.config, n_tokens)
@@ -160,7 +130,7 @@ def _measures(
         "sparse_step_s": _quartiles([t for s in own for t in s.sparse_step_s]),
         "check_s": _quartiles([t for s in own for t in s.check_s]),
         "aal": _mean_advance(own),
-        "density": None if draft is None else model.sparse_base.density(draft),
+        "density": variant.density(model),
         "peak_mb": None if memory.bytes is None else memory.bytes / 1e6,
         "flops": {
             "prefill": first,

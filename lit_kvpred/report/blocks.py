@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from lit_kvpred.report.charts import accuracy_chart, speedup_chart, ttft_chart
+from lit_kvpred.report.charts import accuracy_chart, rejection_chart, speedup_chart, ttft_chart
 from lit_kvpred.report.document import Block, Gallery, Paragraph
 from lit_kvpred.report.formats import count, duration, plural, significant
 from lit_kvpred.report.schema import Accuracy, Evaluation, Timing
 from lit_kvpred.report.series import Progress
+from lit_kvpred.report.sweep_records import DRAFT_SETTINGS, setting_name
 from lit_kvpred.report.tables import (
     accuracy_table,
     correction_table,
     edit_similarity_table,
     flops_table,
     plain,
+    rejection_table,
     sample_table,
     timing_groups,
     ttft_table,
@@ -86,13 +89,38 @@ def accuracy_blocks(prefix: str, accuracy: Sequence[Accuracy]) -> list[Block]:
     return [*blocks, similarity] if similarity is not None else blocks
 
 
-def correction_blocks(lines: Sequence[Evaluation], progress: Progress) -> list[Block]:
-    """Settings and statistics of the correction; every line has some."""
+def correction_blocks(prefix: str, lines: Sequence[Evaluation], progress: Progress) -> list[Block]:
+    """Settings and statistics of the correction; every line has some.
+
+    Args:
+        prefix: Tells the drawings from those of other evaluations in the page.
+        lines: At least one.
+        progress: Of the run.
+
+    Returns:
+        The blocks, with a plot of the last line's rejections where any were counted.
+    """
     last = lines[-1].correction
     assert last is not None
-    settings = ", ".join(f"{key} {plain(value)}" for key, value in last.settings.items())
+    settings = ", ".join(f"{setting_name(k)} {plain(v)}" for k, v in _settings(last.settings))
     blocks: list[Block] = [Paragraph(f"Settings: {settings}.")] if settings else []
-    return [*blocks, correction_table(lines, progress)]
+    blocks.append(correction_table(lines, progress))
+    rejections = {name: checks.rejected_at for name, checks in last.systems.items()}
+    rejections = {name: counts for name, counts in rejections.items() if any(counts)}
+    if rejections:
+        title = "First rejections by place in the draft"
+        figure = rejection_chart(f"rejections-{prefix}", title, rejections)
+        blocks.append(Gallery([figure], [rejection_table(title, rejections)]))
+    return blocks
+
+
+def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Those that act: what is about sparse drafts only with one."""
+    for name, value in settings.items():
+        if value is None or (name == "tpot_budget" and settings.get("slice_rows") != "auto"):
+            continue
+        if name not in DRAFT_SETTINGS or settings.get("draft") is not None:
+            yield name, value
 
 
 def sample_blocks(line: Evaluation) -> list[Block]:

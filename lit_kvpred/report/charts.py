@@ -16,6 +16,7 @@ from lit_kvpred.report.plots import (
     FAINT,
     INK,
     PREDICTED,
+    RUNS,
     Colour,
     Scale,
     count_axis,
@@ -31,12 +32,18 @@ SYSTEM_LABELS = {
     "base": "Base",
     "predicted": "Predicted",
     "corrected": "Corrected",
+    "sparse": "Sparse alone",
+    "sirius": "Sirius",
+    "sirius_catch_up": "Sirius after catch-up",
     "auxiliary": "Auxiliary alone",
 }
 SYSTEM_COLOURS = {
     "base": BASE,
     "predicted": PREDICTED,
     "corrected": CORRECTED,
+    "sparse": RUNS[3],
+    "sirius": RUNS[4],
+    "sirius_catch_up": RUNS[2],
     "auxiliary": AUXILIARY,
 }
 POINTS = 200  # of a curve; more would not be seen, only loaded
@@ -190,6 +197,37 @@ def accuracy_chart(name: str, title: str, accuracy: Sequence[Accuracy]) -> Figur
         axes.set_xlabel("Score (%)")
 
     return Figure(title, draw(name, title, paint, height=0.7 + 0.5 * max(2, len(accuracy))))
+
+
+def rejection_chart(name: str, title: str, rejections: Mapping[str, Sequence[float]]) -> Figure:
+    """How often the first rejected token of a period was its i-th, for each system.
+
+    Args:
+        name: Identifier of the drawing.
+        title: What is plotted against what.
+        rejections: For each system, a count for each drafted token of a period.
+    """
+    longest = max(map(len, rejections.values()))
+    width = 0.8 / len(rejections)
+
+    def paint(axes: Axes) -> None:
+        for index, (system, counts) in enumerate(rejections.items()):
+            offset = (index - (len(rejections) - 1) / 2) * width
+            axes.bar(
+                [1 + place + offset for place in range(len(counts))],
+                counts,
+                width * 0.92,
+                color=SYSTEM_COLOURS[system].mark,
+                label=SYSTEM_LABELS[system],
+            )
+        axes.set_xlim(0.4, longest + 0.6)
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("Drafted token of the period")
+        axes.set_ylabel("First rejections")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+
+    return Figure(title, draw(name, title, paint))
 
 
 def _distance(low: float, high: float) -> float:

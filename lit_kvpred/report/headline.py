@@ -92,7 +92,7 @@ def tiles(figures: KeyFigures) -> list[Tile]:
         )
     if figures.accuracy:
         scores = [
-            f"{SYSTEM_LABELS[system].lower()} {percent(figures.mean_score(system))}"
+            f"{_in_text(system)} {percent(figures.mean_score(system))}"
             for system in ("base", "predicted")
             if math.isfinite(figures.mean_score(system))
         ]
@@ -130,7 +130,7 @@ def _as_fast(timing: Timing) -> str:
 
 def _accuracy_sentence(figures: KeyFigures) -> str:
     scores = [
-        f"{percent(figures.mean_score(system))} {SYSTEM_LABELS[system].lower()}"
+        f"{percent(figures.mean_score(system))} {_in_text(system)}"
         for system in SYSTEMS
         if math.isfinite(figures.mean_score(system))
     ]
@@ -140,6 +140,11 @@ def _accuracy_sentence(figures: KeyFigures) -> str:
     over = tasks[0].task if len(tasks) == 1 else f"{count(len(tasks))} tasks (their mean)"
     prompts = f", {plural(figures.prompts, 'prompt')}" if math.isfinite(figures.prompts) else ""
     return f"{figures.measure} on {over}{prompts}: {', '.join(scores)}."
+
+
+def _in_text(system: str) -> str:
+    label = SYSTEM_LABELS[system]
+    return label if label.startswith("Sirius") else label.lower()
 
 
 def _first(lines: Sequence[Evaluation], part: Callable[[Evaluation], Part]) -> Part | None:

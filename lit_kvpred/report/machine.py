@@ -13,7 +13,7 @@ from lit_kvpred.report.headline import headline, key_figures
 from lit_kvpred.report.records import Run, finite
 from lit_kvpred.report.series import progress_of, thinned
 
-FORMAT = 1
+FORMAT = 2
 
 
 def to_json(runs: Sequence[Run]) -> str:
@@ -24,8 +24,8 @@ def to_json(runs: Sequence[Run]) -> str:
 
     Returns:
         JSON with null for what was not measured or is not finite: `name`, `headline`,
-        `key_figures`, `facts`, `config`, `evaluations` (as in `lit_kvpred.report.schema`) and
-        `curves`, thinned out as in the plots; the same for each of `comparisons`; and
+        `key_figures`, `facts`, `config`, `evaluations` (as in `lit_kvpred.report.schema`),
+        `sweep` and `curves`, thinned out as in the plots; the same for each of `comparisons`; and
         `equal_tokens`, null where there is nothing to compare.
     """
     run, *others = runs
@@ -63,6 +63,7 @@ def _run(run: Run) -> dict[str, Any]:
         "facts": run.facts,
         "config": run.config,
         "evaluations": [asdict(line) for line in run.evaluations],
+        "sweep": [asdict(row) for row in run.sweep],
         "progress": progress.unit,
         "curves": {
             name: thinned(progress.of(curve), POINTS)

@@ -6,12 +6,13 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lit_kvpred.report.formats import compact
@@ -53,33 +54,50 @@ WIDTH, HEIGHT = 5.2, 3.0  # inches, of 72 units in the SVG
 
 _LEGEND_SIGNS = 62  # that fit beside each other above the axes, six of them for a sample
 
-_STYLE = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 10,
-    "axes.labelsize": 10,
-    "axes.edgecolor": INK.mark,
-    "axes.labelcolor": INK.mark,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": GRID.mark,
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "legend.fontsize": 10,
-    "legend.labelcolor": INK.mark,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "text.color": INK.mark,
-    # Names of tasks and runs are no formulas, dollar signs or not.
-    "text.parse_math": False,
-    "xtick.color": INK.mark,
-    "ytick.color": INK.mark,
-    # Text stays text: small, selectable and in the page's own font.
-    "svg.fonttype": "none",
-}
+Shade = Callable[[Colour], str]
+"""What matplotlib draws a colour with: `on_page` or `on_paper`."""
+
+
+def on_page(colour: Colour) -> str:
+    """The mark that the page replaces by a colour of its own."""
+    return colour.mark
+
+
+def on_paper(colour: Colour) -> str:
+    """The colour itself, on white."""
+    return colour.light
+
+
+def style(shade: Shade) -> dict[str, Any]:
+    """Settings of matplotlib that all plots share."""
+    ink, grid = shade(INK), shade(GRID)
+    return {
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10,
+        "axes.labelsize": 10,
+        "axes.edgecolor": ink,
+        "axes.labelcolor": ink,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "grid.color": grid,
+        "grid.linewidth": 0.8,
+        "legend.frameon": False,
+        "legend.fontsize": 10,
+        "legend.labelcolor": ink,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4.5,
+        "text.color": ink,
+        # Names of tasks and runs are no formulas, dollar signs or not.
+        "text.parse_math": False,
+        "xtick.color": ink,
+        "ytick.color": ink,
+        # Text stays text: small, selectable and in the page's own font.
+        "svg.fonttype": "none",
+    }
 
 
 Scale = Callable[[Axes, Iterable[float], str], None]
@@ -98,11 +116,11 @@ def draw(name: str, description: str, paint: Callable[[Axes], None], height: flo
     Returns:
         The `<svg>` element.
     """
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**style(on_page), "svg.hashsalt": name}):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.add_subplot()
         paint(axes)
-        _add_legend(figure, axes)
+        figure.set_figheight(height + add_legend(figure, [axes]))
         buffer = io.StringIO()
         with warnings.catch_warnings():
             # The browser's fonts hold the signs of other scripts that the measuring one lacks.
@@ -165,24 +183,37 @@ def tick_seconds(values: Iterable[float]) -> tuple[float, str]:
     return (1.0, "s") if largest >= 1 else (1e3, "ms")
 
 
-def _add_legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles:
-        return
-    widths = [len(label) + 6 for label in labels]
-    columns = len(labels) if sum(widths) <= _LEGEND_SIGNS else _LEGEND_SIGNS // max(widths)
+def add_legend(figure: FigureBase, panels: Sequence[Axes], width: float = WIDTH) -> float:
+    """Put one legend of all that the panels show above them.
+
+    Args:
+        figure: Holds the panels.
+        panels: What is shown in several of them is named once.
+        width: Of the figure, in inches.
+
+    Returns:
+        The height that it takes, in inches.
+    """
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    if not entries:
+        return 0.0
+    signs = _LEGEND_SIGNS * width / WIDTH
+    widths = [len(label) + 6 for label in entries]
+    columns = len(entries) if sum(widths) <= signs else int(signs // max(widths))
     columns = max(1, columns)
-    rows = math.ceil(len(labels) / columns)
-    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
     figure.legend(
-        handles,
-        labels,
+        list(entries.values()),
+        list(entries),
         loc="outside upper left",
         ncols=columns,
         borderaxespad=0.2,
         columnspacing=1.4,
         handlelength=1.8,
     )
+    return 0.2 * math.ceil(len(entries) / columns)
 
 
 def _element(svg: str, name: str, description: str) -> str:

@@ -14,10 +14,12 @@ from typing import Any
 from lit_kvpred.errors import CheckpointError, ConfigurationError
 from lit_kvpred.report.atomic import write_atomically
 from lit_kvpred.report.schema import STAGES, Evaluation, Stage, evaluation_from_json
+from lit_kvpred.report.sweep_records import SweepRow, read_sweep
 
 FACTS_FILE = "run.json"
 EVALUATION_FILE = "evaluation.jsonl"
 METRICS_FILE = "metrics.csv"
+SWEEP_FILE = "sweep.json"
 CONFIG_FILE = "config.yaml"
 
 Curve = tuple[tuple[int, float], ...]
@@ -34,6 +36,7 @@ class Run:
         evaluations: Lines of `evaluation.jsonl`, in their order.
         curves: Each logged quantity of `metrics.csv` that has a finite value.
         config: Text of `config.yaml`; empty where there is none.
+        sweep: What `lit-kvpred sweep --json RUN/sweep.json` measured.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Run:
     evaluations: tuple[Evaluation, ...]
     curves: Mapping[str, Curve]
     config: str
+    sweep: tuple[SweepRow, ...] = ()
 
     @property
     def fit(self) -> tuple[Evaluation, ...]:
@@ -84,6 +88,7 @@ def read_run(folder: Path) -> Run:
         evaluations=_read_evaluations(folder / EVALUATION_FILE),
         curves=_read_curves(folder / METRICS_FILE),
         config=_read_text(folder / CONFIG_FILE),
+        sweep=tuple(read_sweep(folder / SWEEP_FILE, _read_text(folder / SWEEP_FILE))),
     )
 
 

@@ -15,8 +15,10 @@ Stage = Literal["fit", "validate", "test"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 Systems = Mapping[str, float]
-"""A share for each of `base`, `predicted`, `corrected`, `auxiliary` that was measured."""
-SYSTEMS = ("base", "predicted", "corrected", "auxiliary")
+"""A share for each of `SYSTEMS` that was measured."""
+SYSTEMS = (
+    "base", "predicted", "corrected", "sparse", "sirius", "sirius_catch_up", "auxiliary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,20 +100,35 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Checks:
+    """What the verify passes of one system did.
+
+    Attributes:
+        aal: Mean advance of a verify pass, in tokens, the base's own included.
+        effective_density: Weights read per token of sparse drafts and their checks, of the base's.
+        retraction_rate: Share of the tokens generated before a check that it took back.
+        rejected_at: How often the first rejected token of a period was its i-th.
+        time_to_exact_s: Seconds from the prompt to an exact cache.
+    """
+
+    aal: float
+    effective_density: float
+    retraction_rate: float
+    rejected_at: tuple[float, ...]
+    time_to_exact_s: Quartiles | None
+
+
+@dataclass(frozen=True)
 class CorrectionMeasures:
     """Settings of the correction and what it did.
 
     Attributes:
         settings: The fields of `Correction` as given.
-        accepted_length: Mean tokens kept per check.
-        retraction_rate: Share of the tokens generated before a check that it took back.
-        time_to_exact_s: Seconds from the prompt to an exact cache.
+        systems: What happened in each system with verify passes.
     """
 
     settings: Mapping[str, Any]
-    accepted_length: float
-    retraction_rate: float
-    time_to_exact_s: Quartiles | None
+    systems: Mapping[str, Checks]
 
 
 @dataclass(frozen=True)
@@ -256,14 +273,31 @@ def _accuracy(task: str, row: Mapping[str, Any]) -> Accuracy:
     )
 
 
+_CHECKS = (
+    "accepted_length", "aal", "retraction_rate", "unrecoverable_rate", "time_to_exact_s",
+)  # fmt: skip
+
+
 def _correction(row: Mapping[str, Any]) -> CorrectionMeasures | None:
     if not row:
         return None
-    measured = ("accepted_length", "retraction_rate", "time_to_exact_s")
+    systems = _mapping(row.get("systems"))
+    if not systems and any(name in row for name in _CHECKS):
+        # Records of earlier versions have one system, whose measures lie among the settings.
+        systems = {"corrected": row}
     return CorrectionMeasures(
-        settings={key: value for key, value in row.items() if key not in measured},
-        accepted_length=number(row.get("accepted_length")),
+        settings={key: row[key] for key in row if key not in (*_CHECKS, "systems")},
+        systems={name: _checks(_mapping(systems[name])) for name in SYSTEMS if name in systems},
+    )
+
+
+def _checks(row: Mapping[str, Any]) -> Checks:
+    aal = number(row.get("aal"))
+    return Checks(
+        aal=number(row.get("accepted_length")) + 1 if math.isnan(aal) else aal,
+        effective_density=number(row.get("effective_density")),
         retraction_rate=number(row.get("retraction_rate")),
+        rejected_at=_numbers(row.get("rejected_at")),
         time_to_exact_s=_quartiles(row.get("time_to_exact_s")),
     )
 

@@ -23,6 +23,7 @@ from lit_kvpred.report.formats import ABSENT
 from lit_kvpred.report.records import Run
 from lit_kvpred.report.schema import Evaluation, Stage
 from lit_kvpred.report.series import progress_of
+from lit_kvpred.report.sweep_section import sweep_section
 from lit_kvpred.report.tables import accuracy_history, facts_of, text_table
 from lit_kvpred.report.tradeoff import tradeoff_blocks
 
@@ -38,6 +39,21 @@ _TERMS = Definitions(
             "Corrected",
             "Predicted at first; the exact prompt rows are caught up on, and one verify pass takes"
             " back what the base would not have said.",
+        ),
+        (
+            "Sparse alone",
+            "The base reads the prompt; all later tokens come from a sparse copy of it, whose"
+            " feed-forward parts use some of their neurons. Nothing is checked.",
+        ),
+        (
+            "Sirius",
+            "The same, but every period the base judges what the sparse copy wrote, takes back what"
+            " it finds unlikely and rewrites the cache. After catch-up: the prompt is predicted at"
+            " first.",
+        ),
+        (
+            "Speculative decoding",
+            "Sparse drafts as in Sirius, but kept only where the text stays the base's own.",
         ),
         ("Auxiliary alone", "The network that reads the prompt, answering by itself."),
         ("Time to first token", "From the prompt's token ids to the first new token id."),
@@ -59,7 +75,11 @@ _TERMS = Definitions(
         ),
         ("KL", "Mean divergence of the predicted distribution from the exact base's."),
         ("Consistency error", "Mean absolute difference between predicted and exact rows."),
-        ("Accepted length", "Tokens that a check keeps, on average."),
+        ("Advance", "Tokens that a check adds, on average, the base's own one included (AAL)."),
+        (
+            "Effective density",
+            "Weights that sparse steps and checks read per token, of those that the base reads.",
+        ),
         ("Retraction rate", "Share of the tokens generated before a check that it takes back."),
         ("Time to exact", "From the prompt to a cache that the base computed in every row."),
         (ABSENT, "Not measured, or not a finite number."),
@@ -76,6 +96,7 @@ def run_sections(run: Run) -> list[Section]:
         text_section(run),
         layers_section(run),
         _correction_section(run),
+        *([sweep_section(run.sweep)] if run.sweep else []),
         loss_section(run),
         _samples_section(run),
         *(_stage_section(run, stage) for stage in ("validate", "test") if run.latest(stage)),
@@ -122,7 +143,7 @@ def _correction_section(run: Run) -> Section:
     if not lines:
         absent = Paragraph("No evaluation during training ran with correction.")
         return Section("Correction", [absent])
-    return Section("Correction", correction_blocks(lines, progress_of(run)))
+    return Section("Correction", correction_blocks("fit", lines, progress_of(run)))
 
 
 def _samples_section(run: Run) -> Section:
@@ -142,7 +163,7 @@ def _stage_section(run: Run, stage: Stage) -> Section:
         blocks.append(text_table([line], progress))
     blocks += timing_blocks(stage, line.timing) if line.timing else []
     blocks += accuracy_blocks(stage, line.accuracy) if line.accuracy else []
-    blocks += correction_blocks([line], progress) if line.correction is not None else []
+    blocks += correction_blocks(stage, [line], progress) if line.correction is not None else []
     blocks += sample_blocks(line) if line.samples else []
     if len(blocks) == 1:
         blocks.append(Paragraph("This evaluation recorded no measure."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_kvpred.report.charts import SYSTEM_LABELS
@@ -21,7 +21,7 @@ from lit_kvpred.report.formats import (
     significant,
     spread,
 )
-from lit_kvpred.report.schema import Accuracy, Evaluation, Sample, Timing
+from lit_kvpred.report.schema import Accuracy, Evaluation, Sample, Systems, Timing
 from lit_kvpred.report.series import Progress, spaced
 
 _PARTS = ("base", "auxiliary", "predictor", "objective", "data")
@@ -197,30 +197,32 @@ def flops_table(conditions_: str, timing: Sequence[Timing]) -> Table:
 
 def accuracy_table(accuracy: Sequence[Accuracy]) -> Table:
     """Score of each system, a row a task."""
+    systems = _measured_systems(row.scores for row in accuracy)
     rows = [
         (
             row.task,
             row.metric.replace("_", " "),
             count(row.n),
-            *(percent(row.scores.get(system, math.nan)) for system in SYSTEM_LABELS),
+            *(percent(row.scores.get(system, math.nan)) for system in systems),
         )
         for row in accuracy
     ]
-    header = ("Task", "Measure", "Prompts", *SYSTEM_LABELS.values())
+    header = ("Task", "Measure", "Prompts", *(SYSTEM_LABELS[system] for system in systems))
     return Table("Score by task", header, rows, text_columns=2)
 
 
 def edit_similarity_table(accuracy: Sequence[Accuracy]) -> Table | None:
     """Edit similarity to the accepted answer, where any task measures it."""
+    systems = _measured_systems(row.edit_similarity for row in accuracy)
     rows = [
-        (row.task, *(fixed(row.edit_similarity.get(s, math.nan)) for s in SYSTEM_LABELS))
+        (row.task, *(fixed(row.edit_similarity.get(s, math.nan)) for s in systems))
         for row in accuracy
         if row.edit_similarity
     ]
     if not rows:
         return None
     title = "Edit similarity to the accepted answer (1 is equal, 0 has nothing in common)"
-    return Table(title, ("Task", *SYSTEM_LABELS.values()), rows)
+    return Table(title, ("Task", *(SYSTEM_LABELS[system] for system in systems)), rows)
 
 
 def accuracy_history(lines: Sequence[Evaluation], progress: Progress) -> Table:
@@ -228,39 +230,66 @@ def accuracy_history(lines: Sequence[Evaluation], progress: Progress) -> Table:
     shown = spaced([line for line in lines if line.accuracy], _ROWS)
     scored = [(row, line) for line in shown for row in line.accuracy]
     tasks = list(dict.fromkeys(row.task for row, _ in scored))
+    systems = _measured_systems(row.scores for row, _ in scored)
     rows = [
         (
             task,
             count(progress.at(line.global_step)),
-            *(percent(row.scores.get(system, math.nan)) for system in SYSTEM_LABELS),
+            *(percent(row.scores.get(system, math.nan)) for system in systems),
         )
         for task in tasks
         for row, line in scored
         if row.task == task
     ]
-    header = ("Task", progress.unit.capitalize(), *SYSTEM_LABELS.values())
+    header = ("Task", progress.unit.capitalize(), *(SYSTEM_LABELS[s] for s in systems))
     return Table("Score at each evaluation", header, rows)
 
 
 def correction_table(lines: Sequence[Evaluation], progress: Progress) -> Table:
-    """What the correction did, a row an evaluation."""
+    """What the correction did, a row a system and evaluation."""
     measured = [(line, line.correction) for line in lines if line.correction is not None]
+    shown = spaced(measured, _ROWS)
+    checked = [
+        (system, line, correction.systems[system])
+        for system in SYSTEM_LABELS
+        # Nothing in Sirius on exact prompts is trained, so that it is the same each time.
+        for line, correction in (shown[-1:] if system == "sirius" else shown)
+        if system in correction.systems
+    ]
+    sparse = any(math.isfinite(checks.effective_density) for _, _, checks in checked)
     rows = [
         (
+            SYSTEM_LABELS[system],
             count(progress.at(line.global_step)),
-            fixed(correction.accepted_length, 1),
-            percent(correction.retraction_rate),
-            spread(correction.time_to_exact_s),
+            fixed(checks.aal, 1),
+            *([fixed(checks.effective_density)] if sparse else []),
+            percent(checks.retraction_rate),
+            spread(checks.time_to_exact_s),
         )
-        for line, correction in spaced(measured, _ROWS)
+        for system, line, checks in checked
     ]
     header = (
+        "System",
         progress.unit.capitalize(),
-        "Accepted length (tokens)",
+        "Advance of a check (tokens)",
+        *(["Effective density"] if sparse else []),
         "Retraction rate",
         "Time to exact, median (quartiles)",
     )
-    return Table("Correction at each evaluation", header, rows, text_columns=0)
+    return Table("Correction at each evaluation", header, rows)
+
+
+def rejection_table(title: str, rejections: Mapping[str, Sequence[float]]) -> Table:
+    """How often the first rejected token of a period was its i-th, a column a system."""
+    rows = [
+        (
+            str(place + 1),
+            *(count(n[place]) if place < len(n) else ABSENT for n in rejections.values()),
+        )
+        for place in range(max(map(len, rejections.values())))
+    ]
+    header = ("Drafted token", *(SYSTEM_LABELS[system] for system in rejections))
+    return Table(title, header, rows, text_columns=0)
 
 
 def sample_table(position: int, sample: Sample) -> Table:
@@ -277,6 +306,11 @@ def sample_table(position: int, sample: Sample) -> Table:
             label += ", same as base" if text == base else ", differs from base"
         rows.append((label, Raw(text)))
     return Table(f"{position}. {sample.task}", (), rows, text_columns=2)
+
+
+def _measured_systems(scores: Iterable[Systems]) -> list[str]:
+    measured = {system for row in scores for system in row}
+    return [system for system in SYSTEM_LABELS if system in measured]
 
 
 def _flops(value: float) -> str:

@@ -14,7 +14,11 @@ from lit_kvpred.report.schema import Evaluation, Timing
 from lit_kvpred.report.tables import main_timing
 
 _ABSENT = "No evaluation measured accuracy and time to first token together."
-_MARKERS = {"base": "s", "predicted": "o", "corrected": "D", "auxiliary": "^"}
+_MARKERS = {
+    "base": "s", "predicted": "o", "corrected": "D", "sparse": "X", "sirius": "P",
+    "sirius_catch_up": "v", "auxiliary": "^",
+}  # fmt: skip
+_MOVING = ("predicted", "corrected", "sirius_catch_up")  # with training
 _TASK_PLOTS = 4  # more would bury the rest of the page; the table holds every task
 
 
@@ -79,8 +83,8 @@ def tradeoff_chart(
     Args:
         name: Identifier of the drawing.
         title: What is plotted against what.
-        points: For each system, pairs of seconds and share; `predicted` and `corrected` have one
-            an evaluation, the two anchors one.
+        points: For each system, pairs of seconds and share; those that start from predicted rows
+            have one an evaluation, the others one.
         ttft_label: Axis label, without the unit.
 
     Returns:
@@ -91,7 +95,7 @@ def tradeoff_chart(
 
     def paint(axes: Axes) -> None:
         for system, pairs in points.items():
-            moving = system in ("predicted", "corrected")
+            moving = system in _MOVING
             seconds = [scale * second for second, _ in pairs]
             shares = [share for _, share in pairs]
             axes.plot(
@@ -130,8 +134,8 @@ def accuracy_over_time(
         timed: For each step with a timing, the row of the prompt length to plot.
 
     Returns:
-        For each system that has any: `predicted` and `corrected` at every evaluation with both
-        measures, the anchors at the last one.
+        For each system that has any: those that start from predicted rows at every evaluation with
+        both measures, the others at the last one.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for line in evaluations:
@@ -144,11 +148,14 @@ def accuracy_over_time(
             "base": timing.base,
             "predicted": timing.kv_prediction,
             "corrected": timing.kv_prediction,
+            "sparse": timing.base,
+            "sirius": timing.base,
+            "sirius_catch_up": timing.kv_prediction,
             "auxiliary": timing.auxiliary,
         }
         for system, share in row.finest[1].items():
             taken = seconds[system]
             if taken is not None:
-                earlier = points.get(system, []) if system in ("predicted", "corrected") else []
+                earlier = points.get(system, []) if system in _MOVING else []
                 points[system] = [*earlier, (taken.median, share)]
     return {system: points[system] for system in SYSTEM_LABELS if system in points}

@@ -9,11 +9,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_kvpred.callbacks import KVPredictionEvaluation
-from lit_kvpred.callbacks.evaluation import summary
+from lit_kvpred.callbacks.evaluation import _scalars, summary
 from lit_kvpred.datamodules import PromptTaskDataModule, TextDataModule
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation.answering import Answerer
 from lit_kvpred.module import KVPredictionModule
+from lit_kvpred.report import read_run
+from lit_kvpred.sirius.correction import Correction
+from lit_kvpred.sirius.sparsity import CSparse
 from tests.base_folders import make_base, make_documents
 
 
@@ -87,6 +90,49 @@ def test_the_base_answers_each_prompt_once(folders, data, tmp_path, monkeypatch)
         "base": 2, "predicted": 6, "corrected": 6, "auxiliary": 6,
     }  # fmt: skip
     assert len({r["accuracy"]["next_line/96"]["base"] for r in records(tmp_path)}) == 1
+
+
+def test_a_draft_adds_sirius_alone_and_after_catch_up(folders, data, tmp_path, monkeypatch):
+    asked = []
+    answer = Answerer.answer
+
+    def spy(self, system, example):
+        asked.append(system)
+        return answer(self, system, example)
+
+    monkeypatch.setattr(Answerer, "answer", spy)
+    correction = Correction(period=4, threshold=0.0, draft=CSparse(0.25))
+    evaluation = KVPredictionEvaluation(prompts(folders[1]), correction, timing_prompt_tokens=[])
+    run = trainer(tmp_path, evaluation, max_epochs=2, limit_train_batches=1)
+    run.fit(KVPredictionModule(folders[0], init="default"), datamodule=data)
+    # Two prompts, at the start and after each of two epochs; sparse and Sirius are never trained.
+    assert {s: asked.count(s) for s in set(asked)} == {
+        "base": 2, "sparse": 2, "sirius": 2,
+        "predicted": 6, "corrected": 6, "sirius_catch_up": 6, "auxiliary": 6,
+    }  # fmt: skip
+    for record in records(tmp_path):
+        assert {"sparse", "sirius", "sirius_catch_up"} <= record["accuracy"]["next_line/96"].keys()
+        correction = record["correction"]
+        assert (correction["draft"], correction["draft_keep"]) == ("csparse", 0.25)
+        measured = correction["systems"]
+        assert list(measured) == ["corrected", "sirius", "sirius_catch_up"]
+        assert measured["sirius"]["aal"] == measured["sirius_catch_up"]["aal"] == 4
+        assert measured["sirius"]["rejected_at"] == [0, 0, 0]
+        assert measured["sirius"]["effective_density"] < 1
+        assert measured["corrected"]["effective_density"] is None
+        assert "sirius" in record["samples"][0]
+    run_ = read_run(tmp_path)
+    assert run_.fit[-1].correction.systems["sirius"].aal == 4
+    assert "sirius_catch_up" in run_.fit[-1].accuracy[0].scores
+
+
+def test_measures_of_corrections_are_logged_by_system():
+    measured = {"aal": 3.0, "effective_density": None, "retraction_rate": 0.5}
+    record = {"correction": {"period": 4, "systems": {"corrected": measured}}}
+    assert _scalars(record, "val") == {
+        "val/aal/corrected": 3.0,
+        "val/retraction_rate/corrected": 0.5,
+    }
 
 
 def test_measuring_does_not_disturb_training(folders, data, tmp_path):

@@ -19,12 +19,12 @@ def test_likelihoods_equal_a_plain_forward(family):
     model, tokenizer = tiny_model(family, vocab_size=BYTE_VOCABULARY), byte_tokenizer()
     adapter, calls = FamilyAdapter(model), []
 
-    def prefill(ids: torch.Tensor):
+    def read(ids: torch.Tensor):
         calls.append(ids)
-        return exact_prefill(adapter, describe_prompt(adapter, ids, None))
+        return exact_prefill(adapter, describe_prompt(adapter, ids, None)), model
 
     context, choices = "The sky is", [" blue", " g", " very green"]
-    found = continuation_log_likelihoods(model, prefill, tokenizer, context, choices)
+    found = continuation_log_likelihoods(read, tokenizer, context, choices)
     assert len(calls) == 1
     for choice, value in zip(choices, found, strict=True):
         ids = torch.tensor([tokenizer(context + choice)["input_ids"]])

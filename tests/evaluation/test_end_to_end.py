@@ -7,8 +7,9 @@ import torch
 
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation import end_to_end, flops
-from lit_kvpred.evaluation.end_to_end import Variant, measure_answers
+from lit_kvpred.evaluation.end_to_end import measure_answers
 from lit_kvpred.evaluation.memory import PeakMemory
+from lit_kvpred.evaluation.systems import Variant
 from lit_kvpred.generation.generate import GenerationOutput, generate_exact
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.statistics import GenerationStats

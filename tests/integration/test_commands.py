@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from lit_kvpred.configs import packaged_configs
+from tests.integration.conftest import error_line
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_evaluation_records(run):
         accuracy = record["accuracy"]["next_line/128"]
         assert accuracy["n"] == 3
         assert {"base", "predicted", "corrected", "auxiliary"} <= accuracy.keys()
-        assert record["correction"]["time_to_exact_s"]["n"] == 3
+        assert record["correction"]["systems"]["corrected"]["time_to_exact_s"]["n"] == 3
         assert len(record["samples"]) == 3
     # The frozen base is the same throughout; least squares and training move the rest.
     assert len({r["text"]["cross_entropy_base"] for r in records}) == 1
@@ -204,21 +206,148 @@ def test_quality_refuses_what_it_cannot_measure(lit_kvpred, run, words, message)
     assert result.stdout == ""
 
 
+def sweep_words(run: Path, *more: str) -> list[str]:
+    return [
+        "sweep", str(run / "artefact"), f"--data.next_line={Path(__file__).parents[1]}",
+        "--limit=5", "--prompt_tokens=20", "--new_tokens=6", "--periods=3", *more,
+    ]  # fmt: skip
+
+
 def test_sweep_compares_settings(lit_kvpred, run, tmp_path):
     out = tmp_path / "sweep.json"
-    result = lit_kvpred(
-        "sweep", str(run / "artefact"), f"--data.next_line={Path(__file__).parents[1]}",
-        "--limit=5", "--prompt_tokens=20", "--new_tokens=6", "--thresholds=[0,1.1]",
-        "--periods=3", f"--json={out}",
-    )  # fmt: skip
+    result = lit_kvpred(*sweep_words(run, "--thresholds=[0,1.1]", f"--json={out}"))
     assert result.returncode == 0, result.stderr
-    rows = json.loads(out.read_text())["results"]
+    base, *rows = json.loads(out.read_text())["results"]
+    assert (base["system"], base["same_text"], base["policy"]) == ("base", 1, None)
     settings = [("retract", 0), ("retract", 1.1), ("commit", 0), ("commit", 1.1)]
     assert [(r["policy"], r["threshold"]) for r in rows] == [(None, None), *settings]
     assert all(r["task"] == "next_line" and r["answers"] == 5 for r in rows)
+    assert all(0 <= r["accuracy"] <= 1 for r in rows)
     assert rows[2]["same_text"] == 1
     assert "retract" in result.stdout
-    assert "taken back" in result.stdout
+    assert "Taken back" in result.stdout
+
+
+def test_sweep_of_sparse_drafts_goes_into_figure_and_report(lit_kvpred, run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    figure = tmp_path / "sweep.svg"
+    result = lit_kvpred(
+        *sweep_words(
+            run, "--draft=csparse", "--draft_keeps=[0.25,0.5]", "--tree_widths=[1,2]",
+            "--thresholds=0.1", "--exact_prompt=true", f"--json={folder / 'sweep.json'}",
+            f"--figure={figure}",
+        )
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((folder / "sweep.json").read_text())["results"]
+    systems = ["base", *2 * ["sparse", "speculative"], *4 * ["sirius"]]
+    assert [r["system"] for r in rows] == systems
+    assert [(r["draft_keep"], r["tree_width"]) for r in rows[5:]] == [
+        (0.25, 1), (0.25, 2), (0.5, 1), (0.5, 2),
+    ]  # fmt: skip
+    assert all(r["same_text"] == 1 for r in rows if r["system"] == "speculative")
+    assert "Speculative decoding" in figure.read_text()
+    assert lit_kvpred("report", str(folder)).returncode == 0
+    assert "Correction settings" in (folder / "report.html").read_text()
+
+
+def test_an_ablation_takes_each_part_of_sirius_away(lit_kvpred, run, tmp_path):
+    out = tmp_path / "sweep.json"
+    result = lit_kvpred(
+        *sweep_words(run, "--draft=csparse", "--ablation=true", f"--json={out}", "--limit=2")
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(out.read_text())["results"][2:]
+    switches = {(r["kv_rewriting"], r["rollback"], r["interleave"]) for r in rows}
+    assert len(rows) == len(switches) == 8
+    assert {(r["policy"], r["threshold"], r["system"]) for r in rows} == {
+        ("retract", 0.1, "sirius_catch_up")
+    }
+    assert "Interleave" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--draft_keeps=0.5"], "--draft_keeps needs sparse drafts; add --draft csparse"),
+        (["--tree_widths=[1,2]", "--ablation=true"], "--tree_widths and --ablation need sparse"),
+        (["--exact_prompt=true"], "--exact_prompt needs sparse drafts"),
+        (["--figure=x.svg"], "--figure needs sparse drafts"),
+        (["--draft=csparse", "--figure=x.xyz"], "must end in one of .svg, .png, .pdf"),
+        (["--draft=csparse", "--draft_keeps=[0.5,2]"], "sparsity keep must be above 0"),
+        (["--draft=csparse", "--ablation=true", "--tree_widths=2"], "use tree_width 1"),
+        (["--batch_size=0"], "--batch_size must be at least 1, got 0"),
+    ],
+)
+def test_sweep_refuses_what_it_cannot_compare(lit_kvpred, words, message):
+    result = lit_kvpred("sweep", "/nowhere", *words)
+    assert result.returncode == 1
+    assert message in error_line(result)
+    assert result.stdout == ""
+
+
+def test_a_fit_measures_sirius_if_its_correction_has_a_draft(
+    lit_kvpred, fit_words, documents_folder, tmp_path
+):
+    config = tmp_path / "sirius.yaml"
+    config.write_text(
+        f"""
+evaluation:
+  prompts:
+    class_path: lit_kvpred.datamodules.PromptTaskDataModule
+    init_args:
+      data: {{next_line: {documents_folder}}}
+      prompt_tokens: [96]
+      limit: 1
+      max_new_tokens: 60
+      validation_share: 0.15
+  correction:
+    period: 4
+    draft:
+      class_path: lit_kvpred.sirius.sparsity.CSparse
+      init_args: {{keep: 0.5}}
+"""
+    )
+    run = tmp_path / "run"
+    command, tiny, *words = fit_words(run, "--trainer.max_epochs=1")
+    words = [word for word in words if not word.startswith("--evaluation.prompts")]
+    result = lit_kvpred(command, tiny, f"--config={config}", *words)
+    assert result.returncode == 0, result.stderr
+    (record,) = (json.loads(line) for line in (run / "evaluation.jsonl").open())
+    assert {"sparse", "sirius", "sirius_catch_up"} <= record["accuracy"]["next_line/96"].keys()
+    assert record["correction"]["draft_keep"] == 0.5
+    assert "Sirius after catch-up" in (run / "report.html").read_text()
+    draft = yaml.safe_load((run / "config.yaml").read_text())["evaluation"]["correction"]["draft"]
+    assert draft["init_args"] == {"keep": 0.5}
+    # The run's own configuration brings the draft back.
+    words = ("--trainer.enable_progress_bar=false", "--trainer.logger=false")
+    assert lit_kvpred("validate", f"--run={run}", *words).returncode == 0
+    assert lit_kvpred("predict", f"--run={run}", *words).returncode == 0
+    answers = [json.loads(line) for line in (run / "predictions.jsonl").open()]
+    assert {"predicted", "corrected", "sirius_catch_up"} < answers[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (
+            {"class_path": "lit_kvpred.sirius.sparsity.CSparse", "init_args": {"keep": 2}},
+            "error: sparsity keep must be above 0 and at most 1, got 2",
+        ),
+        (
+            {"class_path": "lit_kvpred.sirius.sparsity.CSparse", "init_args": {"kep": 1}},
+            "with init_args {keep: SHARE}; got {'class_path': 'lit_kvpred.sirius.sparsity",
+        ),
+        ({"class_path": "lit_kvpred.Correction"}, "evaluation.correction.draft must be null, or"),
+        ("csparse", 'got "csparse"'),
+    ],
+)
+def test_a_draft_that_is_none_is_named(lit_kvpred, fit_words, tmp_path, draft, message):
+    words = fit_words(tmp_path / "run", f"--evaluation.correction.draft={json.dumps(draft)}")
+    result = lit_kvpred(*words)
+    assert result.returncode in (1, 2)
+    assert message in error_line(result)
 
 
 @pytest.fixture(scope="module")

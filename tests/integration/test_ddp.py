@@ -68,5 +68,5 @@ def test_evaluation_of_uneven_shares_equals_one_process(
     )
     assert two["accuracy"]["next_line/96"]["n"] == one["accuracy"]["next_line/96"]["n"] == 3
     assert two["accuracy"]["next_line/96"]["base"] == one["accuracy"]["next_line/96"]["base"]
-    assert two["correction"]["time_to_exact_s"]["n"] == 3
+    assert two["correction"]["systems"]["corrected"]["time_to_exact_s"]["n"] == 3
     assert [t["prompt_tokens"] for t in two["timing"]] == [16]

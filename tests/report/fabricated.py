@@ -163,12 +163,99 @@ def evaluation(step: int, last_step: int, final_kl: float, stage: str = "fit") -
             "threshold": 0.1,
             "temperature": 0.6,
             "policy": "hold",
-            "accepted_length": 8.0 + 3 * progress,
-            "retraction_rate": 0.4 - 0.2 * progress,
-            "time_to_exact_s": quartiles(0.9),
+            "slice_rows": None,
+            "tpot_budget": 3.0,
+            "draft": None,
+            "draft_keep": None,
+            "rollback": True,
+            "systems": {"corrected": checks_record(9.0 + 3 * progress, 0.4 - 0.2 * progress)},
         },
         "samples": SAMPLES,
     }
+
+
+def checks_record(aal: float, retraction_rate: float) -> dict[str, Any]:
+    return {
+        "drafted": 160,
+        "accepted_rate": 1 - retraction_rate,
+        "retraction_rate": retraction_rate,
+        "unrecoverable_rate": 0.0,
+        "aal": aal,
+        "effective_density": None,
+        "rejected_at": None,
+        "time_to_exact_s": quartiles(0.9),
+    }
+
+
+def sparse_evaluation(step: int, last_step: int) -> dict[str, Any]:
+    """An evaluation whose correction has a sparse draft."""
+    record = evaluation(step, last_step, 0.095)
+    progress = step / last_step
+    for entry in record["accuracy"].values():
+        for scores in (entry, entry.get("edit_similarity", {})):
+            if "base" in scores:
+                scores["sparse"] = 0.6 * scores["base"]
+                scores["sirius"] = 0.95 * scores["base"]
+                scores["sirius_catch_up"] = (0.85 + 0.1 * progress) * scores["base"]
+    correction = record["correction"]
+    correction |= {"draft": "csparse", "draft_keep": 0.5}
+    sparse = {"effective_density": 0.712, "rejected_at": [9, 5, 6, 4, 3, 3, 2, 4, 1, 2, 0, 1, 2]}
+    correction["systems"] |= {
+        "sirius": checks_record(13.4, 0.2) | sparse | {"time_to_exact_s": quartiles(0.6)},
+        "sirius_catch_up": checks_record(12.1 + progress, 0.25) | sparse,
+    }
+    texts = {"sparse": " 3 + 12", "sirius": " 3 * 12 = 36", "sirius_catch_up": " 36"}
+    record["samples"] = [sample | texts for sample in SAMPLES]
+    return record
+
+
+def sweep_record(system: str, task: str = "next_line", **measured: Any) -> dict[str, Any]:
+    """A row of a sweep on exact prompts; unnamed measures are None."""
+    names = (
+        "policy", "period", "threshold", "temperature", "slice_rows", "tpot_budget", "draft",
+        "acceptance", "tree_width", "kv_rewriting", "rollback", "interleave", "draft_keep",
+        "same_first_token", "drafted", "accepted_rate", "retraction_rate", "unrecoverable_rate",
+        "aal", "effective_density", "rejected_at", "alpha", "expected_aal", "expected_density",
+    )  # fmt: skip
+    row = {"task": task, "metric": "exact", "new_tokens": 32, "system": system, "answers": 100}
+    row |= dict.fromkeys(names) | {"accuracy": 0.5, "same_text": 0.5, "same_tokens": 0.5}
+    if system not in ("base", "sparse"):
+        row |= {
+            "policy": "retract", "period": 8, "threshold": 0.1, "temperature": 0.6,
+            "acceptance": "threshold", "tree_width": 1, "tpot_budget": 3.0,
+            "kv_rewriting": True, "rollback": True, "interleave": True,
+            "accepted_rate": 0.9, "retraction_rate": 0.1, "unrecoverable_rate": 0.0,
+        }  # fmt: skip
+    if system != "base":
+        row |= {"draft": "csparse", "draft_keep": 0.5}
+    return row | measured
+
+
+def sweep_records(task: str = "next_line") -> list[dict[str, Any]]:
+    """Two shares of neurons over four thresholds, with the references."""
+    rows = [
+        sweep_record(
+            "base", task, accuracy=0.48, same_text=1.0, same_tokens=1.0, effective_density=1.0
+        )
+    ]
+    for keep, density in ((0.5, 0.71), (0.3, 0.6)):
+        rows += [
+            sweep_record("sparse", task, accuracy=keep / 2, same_text=keep, same_tokens=keep + 0.1,
+                         effective_density=density, draft_keep=keep),
+            sweep_record("speculative", task, acceptance="lossless", accuracy=0.48, same_text=1.0,
+                         same_tokens=1.0, aal=4.4, effective_density=(7 * density + 1) / 4.4,
+                         draft_keep=keep, alpha=0.8, expected_aal=4.16,
+                         expected_density=(7 * density + 1) / 4.16),
+        ]  # fmt: skip
+        for threshold in (0.05, 0.1, 0.3, 1.1):
+            share = min(1.0, keep + threshold)
+            aal = 8 - 6 * min(1.0, threshold)
+            rows.append(
+                sweep_record("sirius", task, threshold=threshold, draft_keep=keep,
+                             accuracy=0.25 + 0.23 * share, same_text=share, same_tokens=share,
+                             aal=aal, effective_density=(7 * density + 1) / aal)
+            )  # fmt: skip
+    return rows
 
 
 def metrics_csv(last_step: int, final_kl: float) -> str:

@@ -85,7 +85,7 @@ def test_every_part_is_in_the_text(written):
         "| gsm8k         |     307,200 |",
         "|     307,200 |  300 |    84.3 % |",
         "|         29 |        0.436 |          0.222 |          0.698 |            0.355 |",
-        "|     307,200 |                     11.0 |          20.0 % |",
+        "| Corrected |     307,200 |                        12.0 |          20.0 % |",
         "| val/loss |",
         "## Evaluation by the test command",
         "**After 245,760 tokens, linear between evaluations",
