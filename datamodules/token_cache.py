@@ -174,7 +174,7 @@ def _write_stream(
 ) -> None:
     with (
         pa.ipc.new_stream(file, _SCHEMA) as writer,
-        tqdm(desc="tokenising", unit=" documents", leave=False) as progress,
+        tqdm(desc="tokenising", unit=" documents", leave=False, disable=None) as progress,
     ):
         while chunk := list(itertools.islice(documents, _DOCUMENTS_PER_CHUNK)):
             ids = encode([document.text for _, document in chunk], tokenizer)

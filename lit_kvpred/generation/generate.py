@@ -271,12 +271,14 @@ class _Writer:
     def _static_length(self) -> int | None:
         if not self.settings.static_cache:
             return None
-        longest = self.settings.max_new_tokens
-        # Answers of a batch may roll back by different amounts, which leaves up to a draft of
-        # unused slots at the left of the shorter ones.
-        spare = 0 if self.correction is None else longest
-        if self.correction is not None and self.correction.slice_rows is None:
+        longest, spare = self.settings.max_new_tokens, 0
+        if self.correction is not None:
+            # Answers of a batch may roll back by different amounts, which leaves up to a draft of
+            # unused slots at the left of the shorter ones. A draft on a predicted prompt whose
+            # slices ride on steps may be as long as an answer.
             spare = self.correction.period * self.correction.tree_width
+            if self.correction.slice_rows is not None:
+                spare = max(spare, longest)
         return self.prompt.n_rows + longest + spare
 
     def _begin(self, first: Prefill) -> AnswerState:

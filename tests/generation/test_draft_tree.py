@@ -223,11 +223,17 @@ def test_wider_than_the_vocabulary():
     assert output.answers == _written(adapter, ids, None).answers
 
 
-def test_a_tree_after_a_predicted_prompt():
+@pytest.mark.parametrize("slice_rows", [None, 4])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_tree_after_a_predicted_prompt(slice_rows, static):
     model = predicting_model(tiny_model("llama", weight_scale=8.0))
     ids, mask = left_padded(_PROMPTS)
-    correction = Correction(period=4, threshold=1.1, draft=CSparse(0.3), tree_width=3)
-    output = model.generate(ids, mask, correction=correction, max_new_tokens=17, eos_ids=())
+    correction = Correction(
+        period=9, threshold=1.1, draft=CSparse(0.3), tree_width=4, slice_rows=slice_rows
+    )
+    output = model.generate(
+        ids, mask, correction=correction, max_new_tokens=17, eos_ids=(), static_cache=static
+    )
     assert output.answers == _written(model.adapter, ids, None, mask).answers
     assert output.stats.sparse_step_s
 
