@@ -32,7 +32,7 @@ def generate(
     slice_rows: int | Literal["auto"] | None = None,
     tpot_budget: float = 3.0,
     draft: Literal["csparse", "fsparse"] | None = None,
-    draft_keep: float = 0.5,
+    draft_keep: float | None = None,
     tree_width: int = 1,
     acceptance: Acceptance = "threshold",
     chat: bool = False,
@@ -62,7 +62,7 @@ def generate(
         tpot_budget: Longest decode step with a slice, relative to one without.
         draft: Once the prompt is exact, write in periods: sparse steps, then one pass of the base
             that judges and rewrites them.
-        draft_keep: Share of the feed-forward neurons that such steps use.
+        draft_keep: Share of the feed-forward neurons that such steps use; .5 by default.
         tree_width: Sequences drafted together in a period; the one of which most is accepted stays.
         acceptance: What is accepted of a draft; lossless is speculative decoding's rule, by which
             a greedy text is the base's own whatever the threshold.
@@ -81,6 +81,17 @@ def generate(
     text = prompt
     if text is None:
         text = Path(prompt_file).read_text() if prompt_file else sys.stdin.read()
+    if draft is None and (draft_keep is not None or tree_width != 1):
+        raise ConfigurationError(
+            "--draft_keep and --tree_width are about sparse drafts; add --draft csparse or fsparse"
+        )
+    if not corrected and (draft is not None or acceptance != "threshold"):
+        raise ConfigurationError(
+            "--draft and --acceptance need correction; leave out --corrected false"
+        )
+    sparsity = None
+    if draft is not None:
+        sparsity = DRAFTS[draft](0.5 if draft_keep is None else draft_keep)
     correction = None
     if corrected:
         correction = Correction(
@@ -89,7 +100,7 @@ def generate(
             policy=policy,
             slice_rows=slice_rows,
             tpot_budget=tpot_budget,
-            draft=None if draft is None else DRAFTS[draft](draft_keep),
+            draft=sparsity,
             tree_width=tree_width,
             acceptance=acceptance,
         )

@@ -169,6 +169,10 @@ class StreamedFeedForwards:
             for linear in part.linears:
                 enter = partial(self._enter, linear)
                 self._handles.append(linear.register_forward_pre_hook(enter))
+                guard = linear.register_state_dict_pre_hook(
+                    lambda *_: _refuse("be saved or copied")
+                )
+                self._handles.append(guard)
                 entrust(linear, self)
             leaving = part.linears[-1]
             leave = partial(self._leave, leaving)

@@ -443,3 +443,19 @@ def test_packaged_configurations_are_complete(lit_kvpred):
         result = lit_kvpred("fit", "--config", name, "--print_config")
         assert result.returncode == 0, result.stderr
         assert yaml.safe_load(result.stdout)["model"]["base"].startswith("checkpoints/models/")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--draft_keep=.4"], "--draft_keep and --tree_width are about sparse drafts; add --draft"),
+        (["--tree_width=2"], "--draft_keep and --tree_width are about sparse drafts; add --draft"),
+        (["--corrected=false", "--draft=csparse"], "need correction; leave out --corrected false"),
+        (["--corrected=false", "--acceptance=lossless"], "leave out --corrected false"),
+    ],
+)
+def test_generate_refuses_options_without_effect(lit_kvpred, run, words, message):
+    result = lit_kvpred("generate", str(run / "artefact"), "--prompt=a", *words)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stdout == ""

@@ -407,6 +407,8 @@ def test_what_would_need_all_weights_is_refused():
         base(random_ids(1, 4))
     with pytest.raises(ConfigurationError, match="can't be saved or copied"):
         base.state_dict()
+    with pytest.raises(ConfigurationError, match="can't be saved or copied"):
+        base.model.state_dict()
     with pytest.raises(ConfigurationError, match="can't be copied"):
         copy.deepcopy(base)
     with pytest.raises(ConfigurationError, match="can't be saved or copied"):
