@@ -53,14 +53,13 @@ def require_folder(**files: str | None) -> None:
             )
 
 
-FIGURES = (".svg", ".png", ".pdf")
-"""Formats that figures are written in."""
+_FIGURES = (".svg", ".png", ".pdf")
 
 
 def require_figure(figure: str | None) -> None:
     """Raise `ConfigurationError` if a figure has no suffix of a format that can be written."""
-    if figure is not None and Path(figure).suffix not in FIGURES:
-        raise ConfigurationError(f"--figure {figure} must end in one of {', '.join(FIGURES)}")
+    if figure is not None and Path(figure).suffix not in _FIGURES:
+        raise ConfigurationError(f"--figure {figure} must end in one of {', '.join(_FIGURES)}")
 
 
 def write_json(file: str, content: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_kvpred.evaluation.answers import completed_text, score
 from lit_kvpred.evaluation.choices import continuation_log_likelihoods
 from lit_kvpred.evaluation.prompts import PromptExample
-from lit_kvpred.evaluation.systems import BASE, Variant, sparse_alone, without_draft
+from lit_kvpred.evaluation.systems import BASE, Variant, sparse_alone
 from lit_kvpred.generation.generate import GenerationOutput, generate_exact
 from lit_kvpred.generation.prefill import Prefill, exact_prefill
 from lit_kvpred.generation.prompt import describe_prompt
@@ -81,7 +81,7 @@ class Answerer:
         """How a system answers with up to ``new_tokens``; all but the auxiliary alone."""
         assert system != "auxiliary"
         if system == "corrected":
-            return Variant("catch_up", without_draft(self.correction))
+            return Variant("catch_up", self.correction.without_draft())
         if system == "sparse":
             assert self.correction.draft is not None
             return sparse_alone(self.correction.draft, new_tokens)

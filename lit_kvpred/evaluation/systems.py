@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -82,13 +82,6 @@ def sparse_alone(draft: Sparsity, new_tokens: int) -> Variant:
     prefill's, which is dense (Sirius 2.1).
     """
     return Variant("sparse", Correction(new_tokens + 1, threshold=0.0, draft=draft))
-
-
-def without_draft(correction: Correction) -> Correction:
-    """The same correction of a predicted prompt, after which the base goes on alone."""
-    return replace(
-        correction, draft=None, tree_width=1, kv_rewriting=True, rollback=True, interleave=True
-    )
 
 
 def settings_of(correction: Correction | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class DraftChooser:
         acceptance: Lossless acceptance needs what each token was drawn from.
 
     Attributes:
-        drawn_from: ``(B, V)`` for each step since the last `forget`.
+        drawn_from: ``(B, V)`` for each step.
     """
 
     def __init__(self, choose: TokenChooser, acceptance: Acceptance) -> None:
@@ -30,7 +30,3 @@ class DraftChooser:
         probabilities = self._choose.probabilities(logits)
         self.drawn_from.append(probabilities)
         return self._choose.draw(probabilities)
-
-    def forget(self) -> None:
-        """A new draft begins."""
-        self.drawn_from = []

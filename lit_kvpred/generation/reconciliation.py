@@ -7,7 +7,7 @@ that the exact prompt rows come first, always.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -75,8 +75,7 @@ def reconcile(
         drawn_from: As in `Drafts`.
     """
     drafts = Drafts([0] * len(answer.tokens), drawn_from)
-    whole = replace(correction, kv_rewriting=True, rollback=True, interleave=True)
-    return judge(answer, last_prompt_tokens, drafts, whole, choose, shown)
+    return judge(answer, last_prompt_tokens, drafts, correction.without_draft(), choose, shown)
 
 
 def judge(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lit_kvpred.model.family import FamilyAdapter
@@ -36,9 +37,7 @@ class ReceivedAttention:
         """
         if not self._by_layer:
             return None
-        return sum(self._by_layer.values(), start=self._sequences.real.float() * 0) / len(
-            self._by_layer
-        )
+        return torch.stack(list(self._by_layer.values())).mean(0)
 
 
 @contextmanager

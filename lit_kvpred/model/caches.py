@@ -284,17 +284,8 @@ def gather_last(cache: Cache, rows: int, index: Tensor) -> None:
     """
     held, kept = n_rows(cache), index.shape[1]
     start = held - rows
-    chosen = []
-    for layer in cache.layers:
-        at = index.to(layer.keys.device)[:, None, :, None] + start
-        chosen.append(
-            (
-                layer.keys.gather(2, at.expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])),
-                layer.values.gather(
-                    2, at.expand(-1, layer.values.shape[1], -1, layer.values.shape[3])
-                ),
-            )
-        )
+    slots = index + start
+    chosen = [(_gathered(c.keys, slots), _gathered(c.values, slots)) for c in cache.layers]
     overwrite_rows(cache, start, chosen)
     roll_back(cache, rows - kept)
 
@@ -326,11 +317,14 @@ def shift_rows_right(cache: Cache, shifts: Tensor) -> None:
     for layer in cache.layers:
         for name in ("keys", "values"):
             rows = getattr(layer, name)
-            index = source.to(rows.device)[:, None, :, None].expand(
-                -1, rows.shape[1], -1, rows.shape[3]
-            )
-            moved = rows[:, :, :held].gather(2, index)
+            moved = _gathered(rows, source)
             if held == rows.shape[2]:
                 setattr(layer, name, moved)
             else:
                 rows[:, :, :held] = moved
+
+
+def _gathered(rows: Tensor, slots: Tensor) -> Tensor:
+    """The rows at ``slots`` ``(B, kept)`` of each batch entry; ``(B, heads, kept, dim)``."""
+    index = slots.to(rows.device)[:, None, :, None]
+    return rows.gather(2, index.expand(-1, rows.shape[1], -1, rows.shape[3]))

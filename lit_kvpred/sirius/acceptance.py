@@ -40,9 +40,7 @@ def accepted_prefix(
     Returns:
         ``(B,)`` long, between 0 and ``lengths``.
     """
-    passed = token_probabilities(logits, tokens, temperature) >= threshold
-    inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
-    return (passed & inside).long().cumprod(dim=1).sum(dim=1)
+    return _prefix(token_probabilities(logits, tokens, temperature) >= threshold, lengths)
 
 
 def lossless_prefix(
@@ -67,8 +65,7 @@ def lossless_prefix(
     index = tokens[..., None]
     p = probabilities[:, :-1].gather(-1, index)[..., 0]
     q = drawn_from.gather(-1, index)[..., 0]
-    inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
-    accepted = ((chances * q < p) & inside).long().cumprod(dim=1).sum(dim=1)
+    accepted = _prefix(chances * q < p, lengths)
     rows = torch.arange(len(tokens), device=tokens.device)
     following = probabilities[rows, accepted]
     rejected = accepted < lengths
@@ -77,3 +74,9 @@ def lossless_prefix(
     # Nothing is left where p and q differ by rounding alone.
     usable = rejected[:, None] & (total > 0)
     return accepted, torch.where(usable, surplus / total.clamp(min=1e-30), following)
+
+
+def _prefix(passed: Tensor, lengths: Tensor) -> Tensor:
+    """``(B,)`` long: how many of the first ``lengths[b]`` of ``passed`` ``(B, g)`` lead the row."""
+    inside = torch.arange(passed.shape[1], device=passed.device)[None] < lengths[:, None]
+    return (passed & inside).long().cumprod(dim=1).sum(dim=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lit_kvpred.errors import ConfigurationError
@@ -85,6 +85,12 @@ class Correction:
                 f"correction policy '{self.policy}' is not one of hold, commit, retract"
             )
         self._check_periods()
+
+    def without_draft(self) -> Correction:
+        """The same correction of a predicted prompt, after which the base goes on alone."""
+        return replace(
+            self, draft=None, tree_width=1, kv_rewriting=True, rollback=True, interleave=True
+        )
 
     def _check_periods(self) -> None:
         if self.acceptance not in ("threshold", "lossless"):

@@ -74,15 +74,21 @@ def test_the_start_is_measured_after_the_least_squares_fit(folders, data, tmp_pa
     assert start["text"]["tokens"] == end["text"]["tokens"] == 5 * 12
 
 
-def test_the_base_answers_each_prompt_once(folders, data, tmp_path, monkeypatch):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The system of every question that is put, in their order."""
+    systems: list[str] = []
     answer = Answerer.answer
 
     def spy(self, system, example):
-        asked.append(system)
+        systems.append(system)
         return answer(self, system, example)
 
     monkeypatch.setattr(Answerer, "answer", spy)
+    return systems
+
+
+def test_the_base_answers_each_prompt_once(folders, data, tmp_path, asked):
     evaluation = KVPredictionEvaluation(prompts(folders[1]), timing_prompt_tokens=[])
     run = trainer(tmp_path, evaluation, max_epochs=2, limit_train_batches=1)
     run.fit(KVPredictionModule(folders[0], init="default"), datamodule=data)
@@ -92,15 +98,7 @@ def test_the_base_answers_each_prompt_once(folders, data, tmp_path, monkeypatch)
     assert len({r["accuracy"]["next_line/96"]["base"] for r in records(tmp_path)}) == 1
 
 
-def test_a_draft_adds_sirius_alone_and_after_catch_up(folders, data, tmp_path, monkeypatch):
-    asked = []
-    answer = Answerer.answer
-
-    def spy(self, system, example):
-        asked.append(system)
-        return answer(self, system, example)
-
-    monkeypatch.setattr(Answerer, "answer", spy)
+def test_a_draft_adds_sirius_alone_and_after_catch_up(folders, data, tmp_path, asked):
     correction = Correction(period=4, threshold=0.0, draft=CSparse(0.25))
     evaluation = KVPredictionEvaluation(prompts(folders[1]), correction, timing_prompt_tokens=[])
     run = trainer(tmp_path, evaluation, max_epochs=2, limit_train_batches=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation.sweep import closed_form_of_speculation, sweep
@@ -11,22 +10,12 @@ from lit_kvpred.evaluation.sweep_grid import correction_grid, sweep_variants
 from lit_kvpred.evaluation.systems import Variant
 from lit_kvpred.generation.generate import generate_exact
 from lit_kvpred.generation.settings import GenerationSettings
-from lit_kvpred.model.auxiliary import build_auxiliary
-from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import CSparse
-from tests.tiny_models import random_ids, tiny_model
+from tests.tiny_models import random_ids
 
 _PROMPTS = [random_ids(n, seed=n) for n in (9, 3, 14, 9, 5)]
 _PERIOD, _NEW = 4, 7
-
-
-@pytest.fixture(scope="module")
-def model() -> KVPredictionModel:
-    base = tiny_model("llama", weight_scale=8.0)
-    base.generation_config.eos_token_id = None
-    torch.manual_seed(0)
-    return KVPredictionModel(base, build_auxiliary(base, "prefix", keep=2)).eval()
 
 
 def _sweep(model, *corrections, exact_prompt=False, **settings):

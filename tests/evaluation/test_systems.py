@@ -7,22 +7,12 @@ from dataclasses import fields
 import pytest
 import torch
 
-from lit_kvpred.evaluation.systems import Variant, settings_of, sparse_alone, without_draft
+from lit_kvpred.evaluation.systems import Variant, settings_of, sparse_alone
 from lit_kvpred.generation.generate import generate_exact
 from lit_kvpred.generation.settings import GenerationSettings
-from lit_kvpred.model.auxiliary import build_auxiliary
-from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import CSparse, FSparse
-from tests.tiny_models import random_ids, tiny_model
-
-
-@pytest.fixture(scope="module")
-def model() -> KVPredictionModel:
-    base = tiny_model("llama", weight_scale=8.0)
-    base.generation_config.eos_token_id = None
-    torch.manual_seed(0)
-    return KVPredictionModel(base, build_auxiliary(base, "prefix", keep=2)).eval()
+from tests.tiny_models import random_ids
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 6])
@@ -65,7 +55,7 @@ def test_settings_are_complete_and_plain():
 
 def test_without_draft_nothing_of_sirius_is_left():
     sparse = Correction(4, 0.3, policy="retract", draft=CSparse(), rollback=False)
-    assert without_draft(sparse) == Correction(4, 0.3, policy="retract")
+    assert sparse.without_draft() == Correction(4, 0.3, policy="retract")
 
 
 def test_density_is_that_of_the_draft(model):

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lit_kvpred.generation.context import ExactContext
+from lit_kvpred.model.caches import RecordingCache
+
 Complete = Callable[[list[int]], bool]
 """Whether an answer ends with its last token."""
 
@@ -56,3 +59,13 @@ def corrected_answer(
 
 def _text(prompt: Tensor, tokens: Sequence[int]) -> Tensor:
     return torch.cat([prompt, torch.tensor(list(tokens), dtype=torch.long)])[None]
+
+
+@torch.no_grad()
+def assert_teacher_forced(base: PreTrainedModel, context: ExactContext) -> None:
+    """The rows of a context are those of one plain pass over its tokens."""
+    reference = RecordingCache()
+    base(context.token_ids[None], cache=reference, use_cache=True)
+    for (keys, values), layer in zip(context.rows, reference.layers, strict=True):
+        torch.testing.assert_close(keys, layer.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(values, layer.values, atol=1e-4, rtol=1e-4)

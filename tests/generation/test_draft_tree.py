@@ -20,6 +20,7 @@ from lit_kvpred.model.caches import RecordingCache
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import CSparse, FSparse, NeuronStatistics, SparseBase
+from tests.generation.reference import assert_teacher_forced
 from tests.tiny_models import left_padded, predicting_model, random_ids, tiny_model
 
 # gemma2 and phi3 have sliding windows of 8, shorter than the trees here are deep.
@@ -174,12 +175,7 @@ def test_after_it_all_the_cache_is_a_teacher_forced_one(family, threshold):
     adapter = _adapter(family)
     correction = Correction(period=5, threshold=threshold, draft=CSparse(0.3), tree_width=3)
     output = _written(adapter, random_ids(1, 9), correction, keep_context=True)
-    reference = RecordingCache()
-    with torch.no_grad():
-        adapter.model(output.context.token_ids[None], cache=reference, use_cache=True)
-    for (keys, values), layer in zip(output.context.rows, reference.layers, strict=True):
-        torch.testing.assert_close(keys, layer.keys, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(values, layer.values, atol=1e-4, rtol=1e-4)
+    assert_teacher_forced(adapter.model, output.context)
 
 
 def test_nothing_is_rejected_at_threshold_zero():

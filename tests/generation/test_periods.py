@@ -23,6 +23,7 @@ from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import CSparse, FSparse, NeuronStatistics, SparseBase
+from tests.generation.reference import assert_teacher_forced
 from tests.tiny_models import left_padded, random_ids, tiny_model
 
 _FAMILIES = ("llama", "qwen3", "gpt2", "gpt_neox", "gemma2", "phi3")
@@ -116,12 +117,7 @@ def test_after_it_all_the_cache_is_a_teacher_forced_one(threshold, policy):
     output = generate_exact(
         adapter, ids, settings=_settings(keep_context=True), correction=correction
     )
-    reference = RecordingCache()
-    with torch.no_grad():
-        adapter.model(output.context.token_ids[None], cache=reference, use_cache=True)
-    for (keys, values), layer in zip(output.context.rows, reference.layers, strict=True):
-        torch.testing.assert_close(keys, layer.keys, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(values, layer.values, atol=1e-4, rtol=1e-4)
+    assert_teacher_forced(adapter.model, output.context)
 
 
 def _reference_loop(adapter, ids, correction, new: int) -> list[int]:
