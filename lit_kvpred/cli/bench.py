@@ -16,6 +16,7 @@ from lit_kvpred.cli.arguments import (
     write_json,
 )
 from lit_kvpred.cli.document_prompts import document_prompts
+from lit_kvpred.cli.draft_options import chosen_draft, require_draft
 from lit_kvpred.errors import ConfigurationError
 
 
@@ -27,9 +28,9 @@ def bench(
     slice_rows: list[int] | int | None = None,
     threshold: float = 0.1,
     draft: Literal["csparse", "fsparse"] | None = None,
-    draft_keep: float = 0.5,
+    draft_keep: float | None = None,
     period: int = 16,
-    tree_width: int = 1,
+    tree_width: int | None = None,
     rounds: int = 3,
     threads: list[int] | int | None = None,
     text: str = "stdlib",
@@ -47,9 +48,9 @@ def bench(
         threshold: Least probability of an accepted drafted token.
         draft: Also time sparse drafts, on exact prompts (sirius) and after catch-up, and
             speculative decoding with the same draft.
-        draft_keep: Share of the feed-forward neurons that they use.
+        draft_keep: Share of the feed-forward neurons that they use; .5 by default.
         period: Tokens from one check of theirs to the next.
-        tree_width: Sequences that sirius drafts together in a period.
+        tree_width: Sequences that sirius drafts together in a period; 1 by default.
         rounds: Timed rounds, each on another document, after one warm-up round.
         threads: Numbers of threads; by default what torch uses.
         text: Where prompts are cut from: a file, folder, glob, hub data set, or stdlib.
@@ -63,12 +64,12 @@ def bench(
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
-    from lit_kvpred.sirius.sparsity import DRAFTS
 
     counts = listed(threads, [torch.get_num_threads()])
     require_at_least(1, rounds=rounds, period=period, threads=counts)
     require_at_least(2, new_tokens=new_tokens)
     require_folder(json=json)
+    require_draft(draft, draft_keep=draft_keep, tree_width=tree_width)
     variants = [
         Variant("predicted", None),
         *(
@@ -76,17 +77,16 @@ def bench(
             for m in (None, *listed(slice_rows, [64, 256]))
         ),
     ]
-    if draft is not None:
-        sparse = Correction(period, threshold, policy="retract", draft=DRAFTS[draft](draft_keep))
+    sparsity = chosen_draft(draft, draft_keep)
+    if sparsity is not None:
+        sparse = Correction(period, threshold, policy="retract", draft=sparsity)
         lossless = replace(sparse, acceptance="lossless")
-        sparse = replace(sparse, tree_width=tree_width)
+        sparse = replace(sparse, tree_width=1 if tree_width is None else tree_width)
         variants += [
             Variant("sirius", sparse),
             Variant("sirius_catch_up", sparse),
             Variant("speculative", lossless),
         ]
-    elif tree_width > 1:
-        raise ConfigurationError("--tree_width needs --draft csparse or fsparse")
     model = KVPredictionModel.from_pretrained(artefact, base)
     lengths = _lengths(prompt_tokens, new_tokens, model.adapter.max_positions)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)

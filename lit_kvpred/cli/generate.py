@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import call_with_arguments, listed
+from lit_kvpred.cli.draft_options import chosen_draft, require_draft
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.correction import Acceptance, StreamingPolicy
 
@@ -33,7 +34,7 @@ def generate(
     tpot_budget: float = 3.0,
     draft: Literal["csparse", "fsparse"] | None = None,
     draft_keep: float | None = None,
-    tree_width: int = 1,
+    tree_width: int | None = None,
     acceptance: Acceptance = "threshold",
     chat: bool = False,
     release_auxiliary: bool = False,
@@ -64,6 +65,7 @@ def generate(
             that judges and rewrites them.
         draft_keep: Share of the feed-forward neurons that such steps use; .5 by default.
         tree_width: Sequences drafted together in a period; the one of which most is accepted stays.
+            1 by default.
         acceptance: What is accepted of a draft; lossless is speculative decoding's rule, by which
             a greedy text is the base's own whatever the threshold.
         chat: Wrap the prompt in the base's chat template.
@@ -74,24 +76,17 @@ def generate(
     from lit_kvpred.model.kv_prediction import KVPredictionModel
     from lit_kvpred.model.loading import load_tokenizer
     from lit_kvpred.sirius.correction import Correction
-    from lit_kvpred.sirius.sparsity import DRAFTS
 
     if prompt is not None and prompt_file is not None:
         raise ConfigurationError("give either --prompt or --prompt_file")
     text = prompt
     if text is None:
-        text = Path(prompt_file).read_text() if prompt_file else sys.stdin.read()
-    if draft is None and (draft_keep is not None or tree_width != 1):
-        raise ConfigurationError(
-            "--draft_keep and --tree_width are about sparse drafts; add --draft csparse or fsparse"
-        )
+        text = _read_prompt(prompt_file)
+    require_draft(draft, draft_keep=draft_keep, tree_width=tree_width)
     if not corrected and (draft is not None or acceptance != "threshold"):
         raise ConfigurationError(
             "--draft and --acceptance need correction; leave out --corrected false"
         )
-    sparsity = None
-    if draft is not None:
-        sparsity = DRAFTS[draft](0.5 if draft_keep is None else draft_keep)
     correction = None
     if corrected:
         correction = Correction(
@@ -100,8 +95,8 @@ def generate(
             policy=policy,
             slice_rows=slice_rows,
             tpot_budget=tpot_budget,
-            draft=sparsity,
-            tree_width=tree_width,
+            draft=chosen_draft(draft, draft_keep),
+            tree_width=1 if tree_width is None else tree_width,
             acceptance=acceptance,
         )
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -126,6 +121,18 @@ def generate(
         _print_events(events, tokenizer)
     else:
         _print_text(events, tokenizer)
+
+
+def _read_prompt(file: str | None) -> str:
+    """The text of a file, or of standard input."""
+    try:
+        return sys.stdin.read() if file is None else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        name = "standard input" if file is None else file
+        raise ConfigurationError(
+            f"the prompt in {name} is no UTF-8 text (byte {error.start}); convert it, for instance "
+            "with iconv -t UTF-8"
+        ) from error
 
 
 def _print_events(events: Generator[Any, None, Any], tokenizer: Any) -> None:

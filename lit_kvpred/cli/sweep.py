@@ -15,7 +15,7 @@ from lit_kvpred.cli.arguments import (
     require_folder,
     write_json,
 )
-from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.cli.draft_options import DEFAULT_KEEP, require_draft
 from lit_kvpred.sirius.correction import StreamingPolicy
 from lit_kvpred.sirius.sparsity import DRAFTS
 
@@ -84,7 +84,7 @@ def sweep(
 
     require_folder(json=json, figure=figure)
     require_figure(figure)
-    _require_draft(
+    require_draft(
         draft,
         draft_keeps=draft_keeps,
         tree_widths=tree_widths,
@@ -99,7 +99,9 @@ def sweep(
         policies=listed(policies, ["retract"] if exact_prompt or ablation else _POLICIES),
         periods=listed(periods, [8]),
         thresholds=listed(thresholds, [0.1] if ablation else _THRESHOLDS),
-        drafts=[None] if draft is None else [DRAFTS[draft](k) for k in listed(draft_keeps, [0.5])],
+        drafts=[None]
+        if draft is None
+        else [DRAFTS[draft](keep) for keep in listed(draft_keeps, [DEFAULT_KEEP])],
         tree_widths=listed(tree_widths, [1]),
         ablation=ablation,
     )
@@ -149,15 +151,6 @@ rejected tokens that stay. Advance: mean tokens that a verify pass adds. Density
 token of sparse drafts and their checks, of the base's. Acceptance: share of judged tokens accepted
 by speculative decoding's rule; expected: what its closed form makes of that.
 """
-
-
-def _require_draft(draft: str | None, **options: object) -> None:
-    given = [f"--{name}" for name, value in options.items() if value is not None]
-    if draft is None and given:
-        raise ConfigurationError(
-            f"{' and '.join(given)} {'needs' if len(given) == 1 else 'need'} sparse drafts; add "
-            "--draft csparse or --draft fsparse"
-        )
 
 
 def _print_table(records: list[dict[str, Any]]) -> None:

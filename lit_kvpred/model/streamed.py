@@ -159,6 +159,9 @@ class StreamedFeedForwards:
     def __deepcopy__(self, memo: Any) -> NoReturn:
         _refuse("be copied")
 
+    def __reduce__(self) -> NoReturn:
+        _refuse_saving()
+
     # -- hooks ------------------------------------------------------------------------------
 
     def _attach(self) -> None:
@@ -169,16 +172,14 @@ class StreamedFeedForwards:
             for linear in part.linears:
                 enter = partial(self._enter, linear)
                 self._handles.append(linear.register_forward_pre_hook(enter))
-                guard = linear.register_state_dict_pre_hook(
-                    lambda *_: _refuse("be saved or copied")
-                )
+                self._handles.append(linear.register_state_dict_pre_hook(_refuse_saving))
+                guard = linear.register_load_state_dict_pre_hook(_refuse_loading)
                 self._handles.append(guard)
                 entrust(linear, self)
             leaving = part.linears[-1]
             leave = partial(self._leave, leaving)
             self._handles.append(leaving.register_forward_hook(leave))
-        guard = self.base.register_state_dict_pre_hook(lambda *_: _refuse("be saved or copied"))
-        self._handles.append(guard)
+        self._handles.append(self.base.register_state_dict_pre_hook(_refuse_saving))
         for weights in self._weights:
             for weight in weights:
                 weight.requires_grad_(False)
@@ -205,6 +206,7 @@ class StreamedFeedForwards:
     def _enter(self, linear: nn.Module, module: nn.Module, args: tuple[Any, ...]) -> None:
         if module is not linear:
             return
+        self._require_unmoved()
         if torch.is_grad_enabled() and args[0].requires_grad:
             _refuse("be trained through", "run it under torch.no_grad()")
         layer = self._layer_of[linear]
@@ -213,6 +215,15 @@ class StreamedFeedForwards:
         self._bring(layer)
         if layer + 1 < len(self.parts):
             self._start(layer + 1)
+
+    def _require_unmoved(self) -> None:
+        now, then = self._weights[0][0], self._absent[0][0]
+        if (now.dtype, now.device) != (then.dtype, then.device):
+            _refuse(
+                f"be moved or cast from {then.dtype} on {then.device} to {now.dtype} on "
+                f"{now.device}",
+                "load it in that type and stream it from there",
+            )
 
     def _leave(self, linear: nn.Module, module: nn.Module, _: tuple[Any, ...], __: Any) -> None:
         if module is linear:
@@ -366,6 +377,14 @@ def _absent(weight: Tensor) -> Tensor:
     """As ``weight`` in shape, dtype and device, without its memory; whoever uses it gets NaN."""
     value = torch.full((1,), torch.nan, dtype=weight.dtype, device=weight.device)
     return value.expand(weight.shape)
+
+
+def _refuse_saving(*_: object) -> NoReturn:
+    _refuse("be saved or copied")
+
+
+def _refuse_loading(*_: object) -> NoReturn:
+    _refuse("be given other weights")
 
 
 def _refuse(what: str, remedy: str = "load it whole") -> NoReturn:

@@ -88,7 +88,7 @@ def read_run(folder: Path) -> Run:
         evaluations=_read_evaluations(folder / EVALUATION_FILE),
         curves=_read_curves(folder / METRICS_FILE),
         config=_read_text(folder / CONFIG_FILE),
-        sweep=tuple(read_sweep(folder / SWEEP_FILE, _read_text(folder / SWEEP_FILE))),
+        sweep=_sweep(folder / SWEEP_FILE),
     )
 
 
@@ -164,6 +164,10 @@ def _is_fit_from(line: str, step: int) -> bool:
         and isinstance(earlier.get("global_step"), int)
         and earlier["global_step"] >= step
     )
+
+
+def _sweep(path: Path) -> tuple[SweepRow, ...]:
+    return tuple(read_sweep(path, _read_text(path))) if path.is_file() else ()
 
 
 def _read_text(path: Path) -> str:

@@ -84,13 +84,11 @@ def read_sweep(path: Path, text: str) -> list[SweepRow]:
 
     Args:
         path: Named in errors.
-        text: Content of the file; may be empty.
+        text: Content of the file.
 
     Raises:
         CheckpointError: If it is damaged or no sweep.
     """
-    if not text.strip():
-        return []
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:

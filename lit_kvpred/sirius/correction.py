@@ -66,6 +66,8 @@ class Correction:
         _check_count("period", self.period)
         if self.slice_rows not in (None, "auto"):
             _check_count("slice_rows", self.slice_rows)
+        for name in ("threshold", "temperature", "tpot_budget"):
+            _check_number(name, getattr(self, name))
         if not self.tpot_budget > 1:
             raise ConfigurationError(
                 f"correction tpot_budget must be above 1, got {self.tpot_budget}"
@@ -117,7 +119,12 @@ class Correction:
 
 
 def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigurationError(
-            f"correction {name} must be a whole number of at least 1, got {value}"
+            f"correction {name} must be a whole number of at least 1, got {value!r}"
         )
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigurationError(f"correction {name} must be a number, got {value!r}")

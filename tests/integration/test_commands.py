@@ -448,8 +448,8 @@ def test_packaged_configurations_are_complete(lit_kvpred):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--draft_keep=.4"], "--draft_keep and --tree_width are about sparse drafts; add --draft"),
-        (["--tree_width=2"], "--draft_keep and --tree_width are about sparse drafts; add --draft"),
+        (["--draft_keep=.4"], "--draft_keep needs sparse drafts; add --draft csparse"),
+        (["--tree_width=2"], "--tree_width needs sparse drafts; add --draft csparse"),
         (["--corrected=false", "--draft=csparse"], "need correction; leave out --corrected false"),
         (["--corrected=false", "--acceptance=lossless"], "leave out --corrected false"),
     ],
@@ -459,3 +459,18 @@ def test_generate_refuses_options_without_effect(lit_kvpred, run, words, message
     assert result.returncode == 1
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_bench_refuses_options_without_effect(lit_kvpred, run):
+    words = ["--draft_keep=.4", "--tree_width=2"]
+    result = lit_kvpred("bench", str(run / "artefact"), *words)
+    assert result.returncode == 1
+    assert "--draft_keep and --tree_width need sparse drafts; add --draft" in result.stderr
+
+
+def test_a_prompt_file_in_another_encoding_is_named(lit_kvpred, run, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_bytes("naïve".encode("latin-1"))
+    result = lit_kvpred("generate", str(run / "artefact"), f"--prompt_file={prompt}")
+    assert result.returncode == 1
+    assert f"{prompt} is no UTF-8 text (byte 2)" in result.stderr

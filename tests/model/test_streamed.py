@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import threading
 import weakref
 from pathlib import Path
@@ -413,7 +414,13 @@ def test_what_would_need_all_weights_is_refused():
         copy.deepcopy(base)
     with pytest.raises(ConfigurationError, match="can't be saved or copied"):
         build_auxiliary(base, "pruned", keep=[0, 2])
+    with pytest.raises(ConfigurationError, match="can't be saved or copied"):
+        torch.save(base, io.BytesIO())
+    with pytest.raises(ConfigurationError, match="can't be given other weights"):
+        base.load_state_dict(tiny_model("llama").state_dict())
     assert torch.isfinite(_logits(base)).all()
+    with pytest.raises(ConfigurationError, match=r"cast from torch.float32 .* to torch.float16"):
+        _logits(base.to(torch.float16))
 
 
 def test_a_full_disk_leaves_the_weights_in_memory(monkeypatch):

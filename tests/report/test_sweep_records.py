@@ -68,6 +68,7 @@ def test_a_run_folder_brings_its_sweep(tmp_path):
     ("text", "message"),
     [
         ('{"results": [', r"sweep\.json, line 1: .*lit-kvpred sweep --json"),
+        ("", r"sweep\.json, line 1: .*lit-kvpred sweep --json"),
         ("[]", "holds no sweep"),
         ('{"results": [{"task": "next_line"}]}', "holds no sweep"),
         ('{"results": [3]}', "holds no sweep"),
