@@ -34,7 +34,6 @@ from lit_kvpred.report.sweep_table import SWEEP_LABELS
 
 _LINES = (PREDICTED, RUNS[1], RUNS[2], RUNS[4])
 _FORMS = ("o-", "^--", "v-.", "D:")
-_NOTES = ((5, -10), (-5, 4), (5, 4), (-5, -10))  # places of two lines' thresholds differ
 _TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _REFERENCES = {"base": ("s", BASE), "sparse": ("X", RUNS[3]), "speculative": ("P", CORRECTED)}
 _MEASURES = {"accuracy": "Score", "same_tokens": "Same tokens"}
@@ -95,9 +94,10 @@ def _paint(rows: Sequence[SweepRow], measure: str, axes: Axes, shade: Shade) -> 
         x = [row.effective_density for row in line]
         y = [getattr(row, measure) for row in line]
         axes.plot(x, y, form, color=colour, label=label)
-        if len(line) > 1:
+        # Thresholds come in the same order on every line; on several they would cover each other.
+        if len(line) > 1 and place == 0:
             for row in line:
-                _note(axes, row, measure, f"{row.settings['threshold']:g}", colour, place)
+                _note(axes, row, measure, f"{row.settings['threshold']:g}", colour)
     for system, (mark, own_colour) in _REFERENCES.items():
         own = [row for row in points if row.system == system]
         if not own:
@@ -125,14 +125,12 @@ def _paint(rows: Sequence[SweepRow], measure: str, axes: Axes, shade: Shade) -> 
     axes.set_xlabel("Effective density (weights read per token, of the base's)")
 
 
-def _note(axes: Axes, row: SweepRow, measure: str, text: str, colour: str, place: int = 0) -> None:
-    x, y = _NOTES[place % len(_NOTES)]
+def _note(axes: Axes, row: SweepRow, measure: str, text: str, colour: str) -> None:
     axes.annotate(
         text,
         (row.effective_density, getattr(row, measure)),
         textcoords="offset points",
-        xytext=(x, y),
-        horizontalalignment="left" if x > 0 else "right",
+        xytext=(5, -10),
         fontsize=7,
         color=colour,
     )

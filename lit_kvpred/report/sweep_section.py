@@ -10,8 +10,8 @@ from lit_kvpred.report.sweep_records import SweepRow, by_task
 from lit_kvpred.report.sweep_table import sweep_table
 
 _NOTE = (
-    "Each line is one setting, its points are thresholds; up and to the left is better. The dotted"
-    " line is the base."
+    "Each line is one setting, its points are thresholds in the order named on the first line; up"
+    " and to the left is better. The dotted line is the base."
 )
 _TERMS = (
     "Same text, same first: share of answers that are the base's own to the last token, or in their"
