@@ -22,6 +22,7 @@ _OBJECTIVE = (
     "auxiliary_weight",
     "consistency_weight",
     "distillation_weight",
+    "hidden_weight",
     "z_loss_weight",
     "consistency_reduction",
     "split",

@@ -6,7 +6,7 @@ True gives 0, not NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -53,6 +53,30 @@ def kl_divergence(exact_logits: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     probabilities = (exact - partition).exp()
     gap = (probabilities * (exact - predicted)).sum(-1)
     return masked_mean(gap - partition[..., 0] + predicted.logsumexp(-1), mask)
+
+
+def hidden_distance(
+    predicted: Mapping[int, Tensor], exact: Mapping[int, Tensor], mask: Tensor
+) -> Tensor:
+    """Squared distance of hidden states ``(B, T, hidden)``, mean over layers, rows and components.
+
+    Rows are divided by their root mean square first, as the next layer's norm sees them, so that it
+    is twice one minus their cosine and few large rows don't rule.
+
+    Args:
+        predicted: By layer, of a forward on predicted rows.
+        exact: The same layers of an exact one.
+        mask: ``(B, T)`` bool.
+    """
+    distances = [
+        (_unit_rms(predicted[layer]) - _unit_rms(exact[layer])).square().mean(-1)
+        for layer in predicted
+    ]
+    return masked_mean(torch.stack(distances).mean(0), mask)
+
+
+def _unit_rms(hidden: Tensor) -> Tensor:
+    return F.rms_norm(hidden.float(), hidden.shape[-1:], eps=1e-6)
 
 
 def consistency(

@@ -76,6 +76,7 @@ class KVPredictionModule(LightningModule):
         consistency_weight: Weight of the L1 distance of predicted to exact rows.
         consistency_reduction: Over layers: ``mean`` (the paper) or ``sum`` (its public configs).
         distillation_weight: Weight of the KL to the exact base's logits.
+        hidden_weight: Weight of the distance of upper layers' hidden states to the exact base's.
         z_loss_weight: Coefficient of the z-loss next to each cross-entropy.
         split: ``all_predicted`` (published) or ``matched`` (rows after a random cut are the
             base's own, as at inference).
@@ -108,6 +109,7 @@ class KVPredictionModule(LightningModule):
         consistency_weight: float = 1.0,
         consistency_reduction: Reduction = "mean",
         distillation_weight: float = 0.0,
+        hidden_weight: float = 0.0,
         z_loss_weight: float = 1e-4,
         split: Split = "all_predicted",
         learning_rate: float = 1e-3,
@@ -125,6 +127,7 @@ class KVPredictionModule(LightningModule):
             consistency_weight=consistency_weight,
             consistency_reduction=consistency_reduction,
             distillation_weight=distillation_weight,
+            hidden_weight=hidden_weight,
             z_loss_weight=z_loss_weight,
             split=split,
         )

@@ -13,11 +13,13 @@ from lit_kvpred.losses import (
     Reduction,
     consistency,
     cross_entropy,
+    hidden_distance,
     kl_divergence,
     next_token_labels,
     reduce_layers,
     z_loss,
 )
+from lit_kvpred.model.hidden import hidden_states_leaving
 from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
 from lit_kvpred.model.reading import CacheRows
 from lit_kvpred.model.sequences import Sequences
@@ -35,6 +37,9 @@ class Objective:
         consistency_weight: L1 distance of predicted to exact rows.
         consistency_reduction: ``sum`` or ``mean`` over layers.
         distillation_weight: KL to the exact base's logits.
+        hidden_weight: Distance of the hidden states that leave the predicted layers to the exact
+            base's. Every layer is a teacher of its own, which says more about a batch than its
+            logits alone do.
         z_loss_weight: Coefficient of the z-loss that accompanies each cross-entropy.
         split: ``all_predicted``: every row is predicted, as published. ``matched``: rows before a
             random cut are predicted, rows after it are the base's own, as at inference.
@@ -48,6 +53,7 @@ class Objective:
     consistency_weight: float = 1.0
     consistency_reduction: Reduction = "mean"
     distillation_weight: float = 0.0
+    hidden_weight: float = 0.0
     z_loss_weight: float = 1e-4
     split: Split = "all_predicted"
 
@@ -57,11 +63,13 @@ class Objective:
             self.auxiliary_weight,
             self.consistency_weight,
             self.distillation_weight,
+            self.hidden_weight,
         )
         if min(*weights, self.z_loss_weight) < 0 or not any(weights):
             raise ConfigurationError(
                 "loss weights must not be negative and at least one of base_weight, "
-                "auxiliary_weight, consistency_weight, distillation_weight must be positive"
+                "auxiliary_weight, consistency_weight, distillation_weight, hidden_weight must be "
+                "positive"
             )
         if self.consistency_reduction not in ("sum", "mean"):
             raise ConfigurationError(
@@ -73,7 +81,12 @@ class Objective:
     @property
     def runs_base(self) -> bool:
         """Whether the base has to run on predicted rows."""
-        return self.base_weight > 0 or self.distillation_weight > 0
+        return self.base_weight > 0 or self.follows_exact
+
+    @property
+    def follows_exact(self) -> bool:
+        """Whether the base's exact forward over the whole depth is a teacher."""
+        return self.distillation_weight > 0 or self.hidden_weight > 0
 
     @property
     def predicts(self) -> bool:
@@ -100,13 +113,15 @@ def training_losses(
 
     Returns:
         Scalars by name: ``loss`` and some of ``base_loss``, ``auxiliary_loss``,
-        ``consistency_loss``, ``distillation_loss``.
+        ``consistency_loss``, ``distillation_loss``, ``hidden_loss``.
     """
     labels, mask = next_token_labels(input_ids, sequences)
     # Logits before the last row of the tail are never used at inference.
     skipped = 0 if cut is None else model.exact_tail - 1
     after = slice((cut or 0) + skipped, None)
-    auxiliary, exact = _read(model, objective, input_ids, sequences, cut)
+    first = model.auxiliary.exact_layers if objective.hidden_weight > 0 else model.adapter.n_layers
+    with hidden_states_leaving(model.adapter, first) as exact_hidden:
+        auxiliary, exact = _read(model, objective, input_ids, sequences, cut)
     losses: dict[str, Tensor] = {}
     weighted: list[Tensor] = []
 
@@ -121,11 +136,12 @@ def training_losses(
     if objective.predicts:
         predicted = model.predict(auxiliary if cut is None else auxiliary[slice(cut)])
         if objective.runs_base:
-            logits = (
-                model.replay(predicted, input_ids, sequences)
-                if cut is None
-                else model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
-            )[:, skipped:]
+            with hidden_states_leaving(model.adapter, first) as hidden:
+                logits = (
+                    model.replay(predicted, input_ids, sequences)
+                    if cut is None
+                    else model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
+                )[:, skipped:]
             if objective.base_weight > 0:
                 term = _with_z_loss(logits, labels[:, after], mask[:, after], objective)
                 add("base_loss", term, objective.base_weight)
@@ -135,10 +151,15 @@ def training_losses(
                 real = sequences.real[:, after]
                 term = kl_divergence(exact.logits[:, skipped:], logits, real)
                 add("distillation_loss", term, objective.distillation_weight)
+            if objective.hidden_weight > 0:
+                rows = slice(cut, None)
+                exact_rows = {layer: state[:, rows] for layer, state in exact_hidden.items()}
+                term = hidden_distance(hidden, exact_rows, sequences.real[:, rows])
+                add("hidden_loss", term, objective.hidden_weight)
         if objective.consistency_weight > 0:
             assert exact is not None
-            first = model.auxiliary.exact_layers
-            target = PredictedRows.of_exact(exact[slice(cut)], model.adapter.shapes, first)
+            below = model.auxiliary.exact_layers
+            target = PredictedRows.of_exact(exact[slice(cut)], model.adapter.shapes, below)
             real = sequences.real[:, :cut]
             errors = consistency(*predicted[:2], *target[:2], real)
             term = reduce_layers(*errors, objective.consistency_reduction)
@@ -155,7 +176,7 @@ def _read(
     cut: int | None,
 ) -> tuple[CacheRows, CacheRows | None]:
     """The auxiliary's rows, and the base's exact ones if a term needs them."""
-    logits_from = (cut or 0) if objective.distillation_weight > 0 else None
+    logits_from = (cut or 0) if objective.follows_exact else None
     compares = logits_from is not None or objective.consistency_weight > 0
     own_logits_from = 0 if objective.auxiliary_weight > 0 else None
     if model.auxiliary.cut is not None:

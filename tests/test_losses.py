@@ -10,6 +10,7 @@ import torch
 from lit_kvpred.losses import (
     consistency,
     cross_entropy,
+    hidden_distance,
     kl_divergence,
     masked_mean,
     next_token_labels,
@@ -58,6 +59,19 @@ def test_kl_is_zero_for_equal_and_matches_the_definition():
     p, q = exact.softmax(-1), other.softmax(-1)
     expected = (p * (p / q).log()).sum(-1).mean().item()
     assert kl_divergence(exact, other, mask).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_hidden_distance_is_of_directions_and_ignores_masked_rows():
+    exact = {3: torch.randn(2, 4, 8), 4: torch.randn(2, 4, 8)}
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    longer = {layer: 5 * state for layer, state in exact.items()}
+    assert float(hidden_distance(longer, exact, mask)) == pytest.approx(0.0, abs=1e-5)
+    opposite = {3: exact[3], 4: -exact[4]}
+    assert float(hidden_distance(opposite, exact, mask)) == pytest.approx(2.0, abs=1e-4)
+    mask[0, 0] = False
+    broken = {layer: state.clone() for layer, state in exact.items()}
+    broken[3][0, 0] = torch.nan
+    assert float(hidden_distance(broken, exact, mask)) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_consistency_is_a_mean_per_layer_whatever_its_width():

@@ -18,7 +18,13 @@ from tests.model.predicted import predicted_cache
 from tests.tiny_models import tiny_model
 
 LENGTH = 12
-WEIGHTS = ("base_weight", "auxiliary_weight", "consistency_weight", "distillation_weight")
+WEIGHTS = (
+    "base_weight",
+    "auxiliary_weight",
+    "consistency_weight",
+    "distillation_weight",
+    "hidden_weight",
+)
 
 
 @pytest.fixture
@@ -91,13 +97,45 @@ def test_matched_distillation_compares_the_rows_after_the_cut(model, batch):
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["pruned", "prefix"])
+@pytest.mark.parametrize("cut", [None, 5])
+def test_hidden_states_are_compared_behind_every_predicted_layer(batch, kind, cut):
+    ids, sequences = batch
+    base = tiny_model("llama")
+    model = KVPredictionModel(base, build_auxiliary(base, kind, keep=0.5), exact_tail=3)
+    first = model.auxiliary.exact_layers
+    loss = training_losses(model, only(hidden_weight=1.0), ids, sequences, cut)["hidden_loss"]
+    seen = []
+    handles = [
+        layer.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
+        for layer in base.model.layers[first:]
+    ]
+    with torch.no_grad():
+        base(ids)
+        exact = torch.stack(seen)[:, :, cut:]
+        seen.clear()
+        rows = ids[:, :cut]
+        cache = predicted_cache(model, rows, sequences[:cut]) if cut else None
+        if cut:
+            base(ids[:, cut:], cache=cache, use_cache=True)
+        else:
+            model.replay(model.predict(model.read_auxiliary(ids, sequences)), ids, sequences)
+    for handle in handles:
+        handle.remove()
+    cosine = torch.cosine_similarity(torch.stack(seen), exact, dim=-1)
+    assert len(seen) == base.config.num_hidden_layers - first
+    assert loss.item() == pytest.approx(2 * (1 - cosine.mean().item()), rel=1e-3)
+
+
 def test_distillation_of_an_identity_predictor_is_zero(batch):
     base = tiny_model("qwen3")
     model = KVPredictionModel(base, build_auxiliary(base, "pruned", keep=[0, 1, 2, 3]))
     model.predictor.set_identity_()
     for cut in (None, 4):
-        losses = training_losses(model, only(distillation_weight=1.0), *batch, cut)
-        assert losses["loss"].item() == pytest.approx(0.0, abs=1e-5)
+        objective = only(distillation_weight=1.0, hidden_weight=1.0)
+        losses = training_losses(model, objective, *batch, cut)
+        assert losses["distillation_loss"].item() == pytest.approx(0.0, abs=1e-5)
+        assert losses["hidden_loss"].item() == pytest.approx(0.0, abs=1e-5)
     losses = training_losses(model, only(consistency_weight=1.0), *batch)
     assert losses["loss"].item() == pytest.approx(0.0, abs=1e-5)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,3 +43,30 @@ def hidden_states_entering(
         yield found
     finally:
         handle.remove()
+
+
+@contextmanager
+def hidden_states_leaving(adapter: FamilyAdapter, first_layer: int) -> Iterator[dict[int, Tensor]]:
+    """Collect by layer the hidden states ``(B, T, hidden)`` that leave it in the forward inside.
+
+    Args:
+        adapter: The model's adapter.
+        first_layer: Layers below are left out.
+    """
+    found: dict[int, Tensor] = {}
+
+    def listener(layer: int) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def listen(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            found[layer] = output[0] if isinstance(output, tuple) else output
+
+        return listen
+
+    handles = [
+        adapter.layers[layer].register_forward_hook(listener(layer))
+        for layer in range(first_layer, adapter.n_layers)
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

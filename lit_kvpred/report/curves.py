@@ -29,6 +29,7 @@ _LOSS_PARTS: Mapping[str, tuple[str, Colour]] = {
     "train/auxiliary_loss": ("Auxiliary cross-entropy", AUXILIARY),
     "train/consistency_loss": ("Consistency", RUNS[3]),
     "train/distillation_loss": ("Distillation", RUNS[2]),
+    "train/hidden_loss": ("Hidden states", RUNS[4]),
 }
 
 
