@@ -73,7 +73,7 @@ def passes(tests: UnitTests, completion: str, seconds: float = _SECONDS) -> bool
 
     Returns:
         Whether the program reached the end of the tests: not if it raises, exits before, or needs
-        more than the time, 2 GiB of memory, or another process.
+        more than the time, 2 GiB of memory, or another process or thread (where that is enforced).
 
     Raises:
         ConfigurationError: The user has not allowed it.
