@@ -6,11 +6,14 @@ source lies on the disk.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +23,7 @@ from lit_kvpred.errors import DataError
 _RECORD_LINES = frozenset({".jsonl", ".ndjson"})
 _LONG_TEXT = 16_384
 _BLOCK = 8_192
+_GZIP = ".gz"
 
 
 class TextFile(NamedTuple):
@@ -46,6 +50,11 @@ class Document(NamedTuple):
     text: str
 
 
+def suffix_of(name: str) -> str:
+    """Returns the suffix that tells what a file holds, in lower case, whether gzip'ed or not."""
+    return Path(name.lower().removesuffix(_GZIP)).suffix
+
+
 def read_documents(file: TextFile, text_field: str) -> Iterator[Document]:
     """Yields the documents of a file; blank ones are left out.
 
@@ -53,6 +62,7 @@ def read_documents(file: TextFile, text_field: str) -> Iterator[Document]:
     `file:id` where they have an `id` field, else `file:line` (or row, from 1). A `.txt` file of
     more than 16,384 characters becomes blocks of about 8,192, cut at blank lines and named
     `file:block`, so that one long file can fill several splits. Every other file is one document.
+    All but Parquet files may be gzip'ed, with `.gz` after their suffix.
 
     Args:
         file: The file to read; text is taken as UTF-8, undecodable bytes are replaced.
@@ -64,7 +74,7 @@ def read_documents(file: TextFile, text_field: str) -> Iterator[Document]:
     Raises:
         DataError: The file cannot be read, a line is not JSON, or a record lacks the text field.
     """
-    suffix = Path(file.name).suffix.lower()
+    suffix = suffix_of(file.name)
     if suffix in _RECORD_LINES or suffix in (".json", ".parquet"):
         for place, record in read_records(file):
             text = _text_of(record, text_field, place)
@@ -93,10 +103,12 @@ class Place(NamedTuple):
 def read_records(file: TextFile) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields the records of a `.jsonl`, `.json` or `.parquet` file with their places.
 
+    JSON files may be gzip'ed: `.jsonl.gz`, `.json.gz`.
+
     Raises:
         DataError: The file cannot be read, or something in it is not a record.
     """
-    suffix = Path(file.name).suffix.lower()
+    suffix = suffix_of(file.name)
     if suffix == ".parquet":
         yield from _parquet_records(file)
     elif suffix == ".json":
@@ -109,10 +121,24 @@ def read_records(file: TextFile) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def _lines(file: TextFile) -> Iterator[str]:
+    # newline="\n": other line breaks may stand inside a JSON string.
+    with _opened(file, newline="\n") as lines:
+        yield from lines
+
+
+@contextmanager
+def _opened(file: TextFile, newline: str | None = None) -> Iterator[TextIO]:
+    """Opens a file's text, gzip'ed or not; reading it raises DataError where it is damaged."""
+    zipped = file.name.lower().endswith(_GZIP)
     try:
-        # newline="\n": other line breaks may stand inside a JSON string.
-        with Path(file.path).open(encoding="utf-8", errors="replace", newline="\n") as lines:
-            yield from lines
+        with (gzip.open if zipped else open)(
+            file.path, "rt", encoding="utf-8", errors="replace", newline=newline
+        ) as text:
+            yield cast(TextIO, text)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{file.path} is damaged or no gzip file, fetch it again: {_first_line(error)}"
+        ) from error
     except OSError as error:
         raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
 
@@ -164,10 +190,8 @@ def _text_of(record: Mapping[str, Any], field: str, place: Place | str) -> str:
 
 
 def _read_text(file: TextFile) -> str:
-    try:
-        return Path(file.path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
+    with _opened(file) as text:
+        return text.read()
 
 
 def _blocks(text: str) -> Iterator[str]:

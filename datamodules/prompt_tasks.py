@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from lit_kvpred.data_splits import TEST_SHARE, VALIDATION_SHARE, split_of
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.evaluation.prompts import PromptExample
+from lit_kvpred.evaluation.unit_tests import require_permission
 from lit_kvpred.model.loading import load_tokenizer
 
 from .sources import resolve_source
@@ -19,6 +20,7 @@ from .task_arc import ARC_CHALLENGE, ARC_EASY
 from .task_boolq import BOOLQ
 from .task_commonsenseqa import COMMONSENSEQA
 from .task_gsm8k import GSM8K
+from .task_humaneval import HUMANEVAL
 from .task_next_line import next_line_examples
 from .task_piqa import PIQA
 from .task_records import RecordTask, record_examples
@@ -27,7 +29,7 @@ from .task_triviaqa import TRIVIAQA
 _NEXT_LINE = "next_line"
 _RECORD_TASKS: Mapping[str, RecordTask] = {
     task.name: task
-    for task in (GSM8K, ARC_EASY, ARC_CHALLENGE, PIQA, BOOLQ, COMMONSENSEQA, TRIVIAQA)
+    for task in (GSM8K, ARC_EASY, ARC_CHALLENGE, PIQA, BOOLQ, COMMONSENSEQA, TRIVIAQA, HUMANEVAL)
 }
 _NEXT_LINE_TOKENS = 32
 
@@ -37,7 +39,8 @@ class PromptTaskDataModule(LightningDataModule):
 
     Args:
         tasks: Names among `next_line`, `gsm8k`, `arc_easy`, `arc_challenge`, `piqa`, `boolq`,
-            `commonsenseqa` and `triviaqa`.
+            `commonsenseqa`, `triviaqa` and `humaneval`. The last runs what a model wrote, if the
+            environment variable HF_ALLOW_CODE_EVAL is 1.
         tokenizer: Folder, `.gguf` file or hub id of the tokenizer that measures the prompts of
             `next_line`; `attach_tokenizer` takes a loaded one instead.
         data: A file or folder for a task. Tasks without one are downloaded from the hub;
@@ -53,7 +56,8 @@ class PromptTaskDataModule(LightningDataModule):
         test_share: As in the text data module.
 
     Raises:
-        ConfigurationError: A task is unknown or a number out of range.
+        ConfigurationError: A task is unknown, a number out of range, or a task would run code that
+            the user has not allowed to run.
     """
 
     def __init__(
@@ -169,6 +173,8 @@ class PromptTaskDataModule(LightningDataModule):
                 raise ConfigurationError(f"unknown task {task!r}; known are {', '.join(known)}")
         if not self.tasks:
             raise ConfigurationError("tasks is empty; name at least one, for example next_line")
+        if any(_runs_code(task) for task in self.tasks):
+            require_permission()
         if not self.prompt_tokens or min(self.prompt_tokens) < 1:
             raise ConfigurationError(
                 f"prompt_tokens must be positive numbers, got {self.prompt_tokens}"
@@ -177,3 +183,7 @@ class PromptTaskDataModule(LightningDataModule):
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigurationError(f"{name} must be at least {minimum}, got {value}")
+
+
+def _runs_code(task: str) -> bool:
+    return task in _RECORD_TASKS and _RECORD_TASKS[task].scoring == "unit_tests"

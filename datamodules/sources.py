@@ -16,7 +16,7 @@ from datasets import Features, IterableDataset, Value
 from lit_kvpred.data_splits import standard_library_files
 from lit_kvpred.errors import DataError
 
-from .documents import Document, TextFile, read_documents
+from .documents import Document, TextFile, read_documents, suffix_of
 from .installed_text import description_files, docstring_files, read_description, read_docstrings
 
 DOCUMENT_FEATURES = Features({"name": Value("string"), "text": Value("string")})
@@ -126,7 +126,7 @@ def resolve_source(source: str) -> Source:
             packages); `package_descriptions` for the prose that installed packages come with;
             `package_docstrings` for the docstrings of those that this one requires; `hub:NAME` or
             `hub:NAME:CONFIG` for the train split of a hub data set; else a file, a folder (its
-            text, code, `.jsonl` and `.parquet` files) or a glob.
+            text, code, `.jsonl` and `.parquet` files) or a glob. Text and records may be gzip'ed.
 
     Returns:
         The source, its files ordered by name.
@@ -207,7 +207,7 @@ def _folder_files(folder: Path) -> tuple[TextFile, ...]:
     files = sorted(
         TextFile(name.as_posix(), str(path))
         for name, path in named
-        if path.suffix.lower() in _FOLDER_SUFFIXES
+        if suffix_of(path.name) in _FOLDER_SUFFIXES
         and path.is_file()
         and not any(part.startswith(".") for part in name.parts)
     )

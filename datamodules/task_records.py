@@ -11,8 +11,9 @@ from typing import Any
 
 from lit_kvpred.errors import DataError
 from lit_kvpred.evaluation.prompts import PromptExample, Scoring
+from lit_kvpred.evaluation.unit_tests import UnitTests
 
-from .documents import TextFile, read_records
+from .documents import TextFile, read_records, suffix_of
 from .sources import load_hub_split
 
 _RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -33,6 +34,7 @@ class Question:
         solution: The continuation that a solved example shows, with its leading space.
         choices: Continuations to choose from, for choice tasks.
         gold: Index of the right one.
+        unit_tests: What judges a completion, for tasks scored by running it.
     """
 
     prompt: str
@@ -40,6 +42,7 @@ class Question:
     solution: str
     choices: tuple[str, ...] = ()
     gold: int = 0
+    unit_tests: UnitTests | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def record_examples(
             scoring=task.scoring,
             choices=question.choices,
             gold=question.gold,
+            unit_tests=question.unit_tests,
             stop=task.stop,
             max_new_tokens=_or(max_new_tokens, task.max_new_tokens),
         )
@@ -178,7 +182,7 @@ def _solved_examples(
 ) -> Iterator[str]:
     """Yields the text before each prompt, drawn anew for every one."""
     pool, indices = records, [index for index in range(len(records)) if index not in chosen]
-    if shots and (data is None or _find(data, task.shots_split) != _find(data, task.split)):
+    if shots and _lies_apart(task, data):
         pool = _load(task, data, task.shots_split)
         indices = list(range(len(pool)))
     if len(indices) < shots:
@@ -190,6 +194,13 @@ def _solved_examples(
     while True:
         questions = [pool.question(index) for index in rng.sample(indices, shots)]
         yield "".join(f"{q.prompt}{q.solution}{task.separator}" for q in questions)
+
+
+def _lies_apart(task: RecordTask, data: str | None) -> bool:
+    """Whether solved examples come from other records than the prompts."""
+    if data is None:
+        return task.shots_split != task.split
+    return _find(data, task.shots_split) != _find(data, task.split)
 
 
 def _load(task: RecordTask, data: str | None, split: str) -> _Records:
@@ -210,7 +221,7 @@ def _find(data: str, split: str) -> Path:
         return path
     if not path.is_dir():
         raise DataError(f"{path}: no such file or folder")
-    files = sorted(p for p in path.glob("*") if p.suffix.lower() in _RECORD_SUFFIXES)
+    files = sorted(p for p in path.glob("*") if suffix_of(p.name) in _RECORD_SUFFIXES)
     words = _FILE_WORDS[split]
     named = [p for p in files if not set(re.split(r"[^a-z]+", p.stem.lower())).isdisjoint(words)]
     found = named or files

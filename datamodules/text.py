@@ -47,8 +47,8 @@ class TextDataModule(LightningDataModule):
         sources: Where the text comes from, each one of `stdlib` (the running interpreter's own
             sources, without tests and bundled packages), `package_descriptions` and
             `package_docstrings` (prose that installed packages come with), a file (`.jsonl`,
-            `.json`, `.parquet`, `.txt` or any source file), a folder, a glob, or `hub:NAME` or
-            `hub:NAME:CONFIG` for the train split of a hub data set.
+            `.json`, `.parquet`, `.txt` or any source file; with `.gz` all but Parquet), a folder, a
+            glob, or `hub:NAME` or `hub:NAME:CONFIG` for the train split of a hub data set.
         text_field: The field of a record that holds its text.
         sequence_length: Tokens of a row.
         batch_size: Rows of a batch of one process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -42,3 +43,22 @@ def make_documents(folder: Path, count: int = 60) -> str:
         lines = [f"def function_{i}_{j}(argument_{j}): return {i * j}" for j in range(12)]
         (folder / f"doc{i:03d}.py").write_text("\n".join(lines) + "\n")
     return str(folder)
+
+
+def make_problems(folder: Path) -> str:
+    """Save two HumanEval problems that any completion leaves right and wrong; returns the file.
+
+    Their functions are complete, and what a random base writes stands in a text behind them.
+    """
+    records = [
+        {
+            "prompt": 'def one():\n    return 1\n\n\nNOTE = r"""\n',
+            "canonical_solution": "Nothing.",
+            "test": f'"""\ndef check(candidate):\n    assert candidate() == {result}\n',
+            "entry_point": "one",
+        }
+        for result in (1, 2)
+    ]
+    file = folder / "problems.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(file)

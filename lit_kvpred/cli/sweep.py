@@ -46,7 +46,9 @@ def sweep(
     Args:
         artefact: Folder that a run exported (RUN/artefact) or save_pretrained wrote.
         base: Folder or hub id of the base, where it is not at the place the artefact names.
-        tasks: Tasks that prompts are taken from; next_line by default.
+        tasks: Tasks that prompts are taken from, among next_line, gsm8k, arc_easy, arc_challenge,
+            piqa, boolq, commonsenseqa, triviaqa and humaneval; next_line by default. humaneval runs
+            the code that the model writes, if the environment variable HF_ALLOW_CODE_EVAL is 1.
         data: A file or folder for a task; tasks without one are downloaded from the hub.
         limit: Prompts of a task.
         prompt_tokens: Most tokens of the prompts of next_line.
@@ -105,19 +107,19 @@ def sweep(
         tree_widths=listed(tree_widths, [1]),
         ablation=ablation,
     )
+    # What is wrong with a task is known before the first one is answered.
+    prompts = {
+        task: PromptTaskDataModule(
+            [task], data=data, limit=limit, prompt_tokens=[prompt_tokens], shots=shots
+        )
+        for task in listed(tasks, ["next_line"])
+    }
     model = KVPredictionModel.from_pretrained(artefact, base)
     tokenizer = load_tokenizer(base or model.base.config.name_or_path)
     records: list[dict[str, Any]] = []
-    for task in listed(tasks, ["next_line"]):
-        prompts = PromptTaskDataModule(
-            [task],
-            data=data,
-            limit=limit,
-            prompt_tokens=[prompt_tokens],
-            shots=shots,
-        )
-        prompts.attach_tokenizer(tokenizer)
-        examples = prompts.examples
+    for task, module in prompts.items():
+        module.attach_tokenizer(tokenizer)
+        examples = module.examples
         longest = new_tokens or max(example.max_new_tokens for example in examples)
         rows = measure(
             model,

@@ -21,7 +21,7 @@ from lit_kvpred.sirius.metrics import effective_density
 
 
 class TaskAccuracy(Metric):
-    """Share of right answers and mean edit similarity, by task and system.
+    """Share of right answers, by task and system, and mean edit similarity of exact ones.
 
     Args:
         examples: All prompts of all processes; they name the tasks.
@@ -43,9 +43,10 @@ class TaskAccuracy(Metric):
         """Add one answer."""
         place = self.tasks.index(example.task), SYSTEMS.index(system)
         self.scores[place] += score(example, completion)
-        self.similarities[place] += max(
-            edit_similarity(completion.strip(), answer.strip()) for answer in example.answers
-        )
+        if example.scoring == "exact":
+            self.similarities[place] += max(
+                edit_similarity(completion.strip(), answer.strip()) for answer in example.answers
+            )
         self.counts[place] += 1
 
     def compute(self) -> dict[str, dict[str, Any]]:

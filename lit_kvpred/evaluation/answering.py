@@ -97,7 +97,7 @@ class Answerer:
         if example.scoring == "choice":
             return Answer(self._choose(system, example), None)
         output = self._generate(system, example)
-        text = self.tokenizer.decode(output.answers[0], skip_special_tokens=True)
+        text = answer_text(self.tokenizer, example.prompt, output.answers[0])
         return Answer(completed_text(example, text), output.stats)
 
     def _generate(self, system: System, example: PromptExample) -> GenerationOutput:
@@ -123,6 +123,18 @@ class Answerer:
     def _auxiliary_adapter(self) -> FamilyAdapter:
         assert isinstance(self.model.auxiliary, NetworkAuxiliary)
         return self.model.auxiliary.adapter
+
+
+def answer_text(tokenizer: PreTrainedTokenizerBase, prompt: str, tokens: Sequence[int]) -> str:
+    """The text that answer ``tokens`` add to a prompt.
+
+    Decoded by themselves, the tokens of SentencePiece vocabularies lose a leading space, which may
+    be part of an indentation.
+    """
+    ids = tokenizer(prompt)["input_ids"]
+    read = tokenizer.decode(ids, skip_special_tokens=True)
+    whole = tokenizer.decode([*ids, *tokens], skip_special_tokens=True)
+    return whole[len(read) :]
 
 
 def choose(
@@ -192,7 +204,7 @@ class AnswerScores:
         """
         example = self.examples[place]
         if example.scoring != "choice":
-            return score(example, self.tokenizer.decode(tokens, skip_special_tokens=True))
+            return score(example, answer_text(self.tokenizer, example.prompt, tokens))
         own = variant.system in ("predicted", "sparse")
         key = (place, variant.system, variant.draft) if own else place
         if key not in self._chosen:

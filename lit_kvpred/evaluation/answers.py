@@ -1,4 +1,4 @@
-"""Comparison of completions with accepted answers: pure functions of strings, results in [0, 1]."""
+"""Scores of completions in [0, 1]: compared with accepted answers, or run with their unit tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from decimal import Decimal
 from torchmetrics.functional.text import edit_distance
 
 from .prompts import PromptExample
+from .unit_tests import passes
 
 # A minus belongs to the number unless it stands between two: "5-3" ends in 3.
 _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
@@ -83,9 +84,14 @@ def score(example: PromptExample, completion: str) -> float:
 
     Returns:
         1.0 for a right answer, 0.0 for a wrong one.
+
+    Raises:
+        ConfigurationError: Unit tests judge, and the user has not allowed them to run.
     """
-    match = _MATCHES[example.scoring]
-    return float(match(completed_text(example, completion), example.answers))
+    text = completed_text(example, completion)
+    if example.unit_tests is not None:
+        return float(passes(example.unit_tests, text))
+    return float(_MATCHES[example.scoring](text, example.answers))
 
 
 def _last_number(text: str) -> Decimal | None:

@@ -82,7 +82,9 @@ def _tells(values: Sequence[float]) -> bool:
 
 
 def _described(measure: str, row: SweepRow) -> str:
-    return f"score ({row.metric})" if measure == "accuracy" else "same tokens as the base"
+    if measure == "accuracy":
+        return f"score ({row.metric.replace('_', ' ')})"
+    return "same tokens as the base"
 
 
 def _paint(rows: Sequence[SweepRow], measure: str, axes: Axes, shade: Shade) -> None:

@@ -65,7 +65,8 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
     parts = [
         f"{setting_name(name)} {_setting(value)}" for name, value in common_settings(rows).items()
     ]
-    title = f"{rows[0].task}, {plural(rows[0].answers, 'prompt')} ({rows[0].metric})"
+    metric = rows[0].metric.replace("_", " ")
+    title = f"{rows[0].task}, {plural(rows[0].answers, 'prompt')} ({metric})"
     return Table("; ".join([title, *([", ".join(parts)] if parts else [])]), header, cells)
 
 

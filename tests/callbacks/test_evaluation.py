@@ -17,7 +17,7 @@ from lit_kvpred.module import KVPredictionModule
 from lit_kvpred.report import read_run
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import CSparse
-from tests.base_folders import make_base, make_documents
+from tests.base_folders import make_base, make_documents, make_problems
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,22 @@ def test_a_draft_adds_sirius_alone_and_after_catch_up(folders, data, tmp_path, a
     run_ = read_run(tmp_path)
     assert run_.fit[-1].correction.systems["sirius"].aal == 4
     assert "sirius_catch_up" in run_.fit[-1].accuracy[0].scores
+
+
+def test_every_system_is_scored_by_unit_tests(folders, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    problems = PromptTaskDataModule(
+        ["humaneval"], data={"humaneval": make_problems(tmp_path)}, max_new_tokens=5
+    )
+    evaluation = KVPredictionEvaluation(problems, Correction(period=2), timing_prompt_tokens=[])
+    run = trainer(tmp_path, evaluation)
+    run.validate(KVPredictionModule(folders[0], init="default"), datamodule=data, verbose=False)
+    (record,) = records(tmp_path)
+    assert record["accuracy"]["humaneval"] == {
+        "metric": "unit_tests", "n": 2,
+        "base": 0.5, "predicted": 0.5, "corrected": 0.5, "auxiliary": 0.5,
+    }  # fmt: skip
+    assert read_run(tmp_path).evaluations[-1].accuracy[0].finest[0] == "unit tests"
 
 
 def test_measures_of_corrections_are_logged_by_system():

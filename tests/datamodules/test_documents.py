@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -110,7 +111,7 @@ def test_broken_parquet_is_refused(tmp_path):
     assert refusal(path).startswith(f"{path} cannot be read as Parquet: ")
 
 
-@pytest.mark.parametrize("name", ["gone.jsonl", "gone.py", "gone.parquet"])
+@pytest.mark.parametrize("name", ["gone.jsonl", "gone.py", "gone.parquet", "gone.jsonl.gz"])
 def test_a_missing_file_is_named(tmp_path, name):
     assert str(tmp_path / name) in refusal(tmp_path / name)
 
@@ -120,3 +121,37 @@ def test_records_know_their_place(tmp_path):
     path.write_text('\n{"a": 1}\n')
     ((place, record),) = read_records(TextFile("a.jsonl", str(path)))
     assert (str(place), record) == (f"{path}, line 2", {"a": 1})
+
+
+LINES = b'{"text": "one"}\n{"text": "two\xe2\x80\xa8 lines"}\n'
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "A.JSONL.GZ"])
+def test_gzip_ed_records(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(LINES))
+    assert documents(path) == [(f"{name}:1", "one"), (f"{name}:2", "two\u2028 lines")]
+
+
+def test_gzip_ed_lists_and_texts(tmp_path):
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'[{"text": "one"}]'))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a\r\nb\n"))
+    assert documents(tmp_path / "a.json.gz") == [("a.json.gz:1", "one")]
+    assert documents(tmp_path / "a.txt.gz") == [("a.txt.gz", "a\nb\n")]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: stored[:-9],
+        lambda stored: stored[:-8] + bytes(8),
+        lambda stored: stored[:10] + b"\xff" + stored[11:],
+        lambda stored: LINES,
+    ],
+    ids=["truncated", "checksum", "garbled", "plain"],
+)
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
+def test_damaged_gzip_is_named(tmp_path, name, damage):
+    path = tmp_path / name
+    path.write_bytes(damage(gzip.compress(LINES)))
+    assert refusal(path).startswith(f"{path} is damaged or no gzip file, fetch it again: ")

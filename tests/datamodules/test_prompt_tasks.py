@@ -136,3 +136,13 @@ def test_next_line_needs_a_tokenizer():
         ConfigurationError, match="next_line measures prompts in tokens; set tokenizer"
     ):
         PromptTaskDataModule().setup()
+
+
+def test_tasks_that_run_code_are_refused_at_once_unless_allowed(monkeypatch):
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    with pytest.raises(ConfigurationError, match="runs code that a model wrote") as caught:
+        PromptTaskDataModule(["next_line", "humaneval"])
+    assert "\n" not in str(caught.value)
+    PromptTaskDataModule(["next_line"], data={"humaneval": "unused"})
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    assert PromptTaskDataModule(["humaneval"]).tasks == ["humaneval"]

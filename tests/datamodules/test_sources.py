@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 import sysconfig
 from pathlib import Path
@@ -48,7 +49,10 @@ def test_a_folder_gives_its_text_files_in_order(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text('{"text": "x"}')
-    assert names(resolve_source(str(tmp_path))) == ["b.py", "e.jsonl:1", "sub/a.txt"]
+    for name in ("f.jsonl.gz", "g.bin.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "x"}'))
+    expected = ["b.py", "e.jsonl:1", "f.jsonl.gz:1", "sub/a.txt"]
+    assert names(resolve_source(str(tmp_path))) == expected
 
 
 def test_a_glob_is_named_from_its_fixed_part(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 
 import datasets
@@ -9,10 +10,12 @@ from lit_kvpred.datamodules.task_arc import ARC_CHALLENGE, ARC_EASY
 from lit_kvpred.datamodules.task_boolq import BOOLQ
 from lit_kvpred.datamodules.task_commonsenseqa import COMMONSENSEQA
 from lit_kvpred.datamodules.task_gsm8k import GSM8K
+from lit_kvpred.datamodules.task_humaneval import HUMANEVAL
 from lit_kvpred.datamodules.task_piqa import PIQA
 from lit_kvpred.datamodules.task_records import record_examples
 from lit_kvpred.datamodules.task_triviaqa import TRIVIAQA
 from lit_kvpred.errors import DataError
+from lit_kvpred.evaluation.answers import score
 
 SETTINGS = {"limit": 100, "shots": 0, "max_new_tokens": None, "seed": 1}
 
@@ -145,6 +148,64 @@ def test_triviaqa(tmp_path, record):
     assert example.prompt == "Question: Who wrote Emma?\nAnswer:"
     assert example.answers == ("Austen", "Jane Austen")
     assert (example.scoring, example.stop) == ("normalised", ("\n", ".", ","))
+
+
+HUMANEVAL_RECORDS = [
+    {
+        "task_id": f"HumanEval/{n}",
+        "prompt": f'def times_{n}(x: int) -> int:\n    """{n} times x."""\n',
+        "entry_point": f"times_{n}",
+        "canonical_solution": f"    return {n} * x\n",
+        "test": f"\n\ndef check(candidate):\n    assert candidate(5) == {5 * n}\n",
+    }
+    for n in (2, 3)
+]
+
+
+def test_humaneval(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    path = write(tmp_path / "HumanEval.jsonl", HUMANEVAL_RECORDS)
+    examples = record_examples(HUMANEVAL, path, **(SETTINGS | {"shots": None}))
+    assert [e.prompt for e in examples] == [r["prompt"] for r in HUMANEVAL_RECORDS]
+    assert {(e.scoring, e.max_new_tokens) for e in examples} == {("unit_tests", 256)}
+    (two, three), tail = examples, "\n\nprint(times_2(1))\n"
+    for example in examples:
+        assert score(example, example.answers[0]) == score(example, example.answers[0] + tail) == 1
+        assert score(example, "    return x") == 0
+    assert score(two, three.answers[0]) == 0
+
+
+def test_humaneval_solved_examples_are_functions_and_no_part_of_the_program(tmp_path):
+    path = write(tmp_path / "HumanEval.jsonl", HUMANEVAL_RECORDS)
+    (example,) = record_examples(HUMANEVAL, path, **(SETTINGS | {"limit": 1, "shots": 1}))
+    asked, other = HUMANEVAL_RECORDS
+    if asked["canonical_solution"] != example.answers[0]:
+        asked, other = other, asked
+    assert example.prompt == f"{other['prompt']}{other['canonical_solution']}\n\n{asked['prompt']}"
+    assert example.unit_tests.before == asked["prompt"]
+
+
+def test_a_hub_task_of_one_split_never_solves_what_it_asks(monkeypatch):
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *a, **k: datasets.Dataset.from_list(HUMANEVAL_RECORDS)
+    )
+    for seed in range(4):
+        settings = SETTINGS | {"limit": 1, "shots": 1, "seed": seed}
+        (example,) = record_examples(HUMANEVAL, None, **settings)
+        assert example.answers[0] not in example.prompt
+
+
+def test_a_humaneval_folder_may_hold_a_gzip_ed_file(tmp_path):
+    lines = "".join(json.dumps(record) + "\n" for record in HUMANEVAL_RECORDS)
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "LICENSE").write_text("MIT")
+    assert len(record_examples(HUMANEVAL, str(tmp_path), **SETTINGS)) == 2
+
+
+@pytest.mark.parametrize("damage", [{"entry_point": "f)\nexit("}, {"test": None}])
+def test_humaneval_of_another_layout(tmp_path, damage):
+    path = write(tmp_path / "a.jsonl", [HUMANEVAL_RECORDS[0] | damage])
+    assert "line 1 has not the layout of humaneval" in refusal(HUMANEVAL, path)
 
 
 def trivia(n):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from lit_kvpred.evaluation.answering import SYSTEMS, Answerer, AnswerScores, choose
+from lit_kvpred.evaluation.answering import SYSTEMS, Answerer, AnswerScores, answer_text, choose
 from lit_kvpred.evaluation.prompts import PromptExample
 from lit_kvpred.evaluation.systems import Variant, sparse_alone
 from lit_kvpred.model.auxiliary import build_auxiliary
@@ -114,3 +116,16 @@ def test_scores_of_generated_and_of_chosen_answers(model):
     chosen = Answerer(model, tokenizer, Correction()).answer("base", CHOOSE).text
     assert scores(base, 1, []) == float(chosen == " two")
     assert scores(Variant("sirius", Correction(draft=CSparse())), 1, []) == scores(base, 1, [])
+
+
+def test_an_answer_keeps_its_indentation_in_a_sentencepiece_vocabulary():
+    words = ["<u>", "\u2581def", "\u2581f():\n", "\u2581\u2581\u2581", "\u2581return"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    description = Tokenizer(models.WordLevel(vocabulary, unk_token="<u>"))
+    description.pre_tokenizer = pre_tokenizers.Metaspace()
+    description.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=description, unk_token="<u>")
+    assert tokenizer("def f():\n")["input_ids"] == [1, 2]
+    assert tokenizer.decode([3, 4]) == " return"
+    assert answer_text(tokenizer, "def f():\n", [3, 4]) == "    return"
+    assert answer_text(byte_tokenizer(), "a", [32, 33]) == byte_tokenizer().decode([32, 33])

@@ -15,6 +15,7 @@ from lit_kvpred.evaluation.answers import (
     score,
 )
 from lit_kvpred.evaluation.prompts import PromptExample
+from lit_kvpred.evaluation.unit_tests import UnitTests
 
 
 def test_normalise():
@@ -126,3 +127,14 @@ def test_leading_white_space_is_no_part_of_a_line():
     )
     assert score(example, "\n\n    return 1\n    return 2") == 1.0
     assert score(example, "\n    return 2\n    return 1") == 0.0
+
+
+def test_unit_tests_judge_what_comes_before_the_first_stop_text(monkeypatch):
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    tests = UnitTests("def one():\n", "assert one() == 1\n")
+    example = PromptExample(
+        "code", "def one():\n", ("    return 1",), "unit_tests", unit_tests=tests, stop=("\nprint",)
+    )
+    assert score(example, "    return 1\nprint(one(") == 1.0
+    assert score(example, "    return 1\n)") == 0.0
+    assert score(example, "    return 2\nprint(one(") == 0.0

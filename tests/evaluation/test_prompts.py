@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from lit_kvpred.evaluation.prompts import PromptExample
+from lit_kvpred.evaluation.unit_tests import UnitTests
 
 
 def test_defaults():
@@ -26,3 +27,7 @@ def test_what_no_completion_could_answer_is_a_defect():
         PromptExample("t", "p", (), "exact")
     with pytest.raises(AssertionError):
         PromptExample("t", "p", (" a",), "choice", choices=(" a", " b"), gold=2)
+    with pytest.raises(AssertionError):
+        PromptExample("t", "p", ("a",), "unit_tests")
+    with pytest.raises(AssertionError):
+        PromptExample("t", "p", ("a",), "exact", unit_tests=UnitTests("", "pass"))

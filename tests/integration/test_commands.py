@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lit_kvpred.configs import packaged_configs
+from tests.base_folders import make_problems
 from tests.integration.conftest import error_line
 
 
@@ -227,6 +228,52 @@ def test_sweep_compares_settings(lit_kvpred, run, tmp_path):
     assert rows[2]["same_text"] == 1
     assert "retract" in result.stdout
     assert "Taken back" in result.stdout
+
+
+def test_sweep_scores_by_unit_tests_where_that_is_allowed(lit_kvpred, run, tmp_path, monkeypatch):
+    out = tmp_path / "sweep.json"
+    words = sweep_words(
+        run, "--tasks=[next_line,humaneval]", f"--data.humaneval={make_problems(tmp_path)}",
+        "--policies=retract", "--thresholds=[0,1.1]", f"--json={out}",
+    )  # fmt: skip
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    result = lit_kvpred(*words)
+    assert result.returncode == 1
+    assert "HF_ALLOW_CODE_EVAL=1" in error_line(result)
+    assert result.stdout == ""
+    assert not out.exists()
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    result = lit_kvpred(*words)
+    assert result.returncode == 0, result.stderr
+    rows = [r for r in json.loads(out.read_text())["results"] if r["task"] == "humaneval"]
+    assert [(r["metric"], r["answers"], r["accuracy"]) for r in rows] == 4 * [
+        ("unit_tests", 2, 0.5)
+    ]
+    assert "(unit tests)" in result.stdout
+
+
+def test_predict_answers_problems(lit_kvpred, run, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    prompts = {
+        "class_path": "lit_kvpred.datamodules.PromptTaskDataModule",
+        "init_args": {
+            "tasks": ["humaneval"],
+            "data": {"humaneval": make_problems(tmp_path)},
+            "max_new_tokens": 4,
+        },
+    }
+    words = (
+        "predict", f"--run={folder}", f"--evaluation.prompts={json.dumps(prompts)}",
+        "--trainer.enable_progress_bar=false",
+    )  # fmt: skip
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    assert "HF_ALLOW_CODE_EVAL=1" in error_line(lit_kvpred(*words))
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    result = lit_kvpred(*words)
+    assert result.returncode == 0, result.stderr
+    answers = [json.loads(line) for line in (folder / "predictions.jsonl").open()]
+    assert [a["task"] for a in answers] == ["humaneval"] * 2
 
 
 def test_sweep_of_sparse_drafts_goes_into_figure_and_report(lit_kvpred, run, tmp_path):
