@@ -22,10 +22,10 @@ from lit_kvpred.losses import Reduction
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
 from lit_kvpred.model.features import FeatureKind
-from lit_kvpred.model.kv_prediction import Init, KVPredictionModel, describe_batch
+from lit_kvpred.model.kv_prediction import Init, KVPredictionModel
 from lit_kvpred.model.least_squares import Weighting
 from lit_kvpred.model.loading import load_base, load_tokenizer
-from lit_kvpred.model.sequences import Sequences
+from lit_kvpred.model.sequences import Sequences, describe_batch
 from lit_kvpred.objective import Objective, Split, training_losses
 from lit_kvpred.optimisation import decay_groups, warmup_cosine
 from lit_kvpred.sirius.correction import Correction

@@ -20,7 +20,8 @@ from lit_kvpred.losses import (
     z_loss,
 )
 from lit_kvpred.model.hidden import hidden_states_leaving
-from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.predicted_rows import PredictedRows
 from lit_kvpred.model.reading import CacheRows
 from lit_kvpred.model.sequences import Sequences
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from lit_kvpred.evaluation import flops
 from lit_kvpred.evaluation.quality import TextQuality, compare_tails
 from lit_kvpred.evaluation.ttft import to_first_token
-from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.sequences import describe_batch
 
 
 @torch.inference_mode()

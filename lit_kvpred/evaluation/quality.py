@@ -15,7 +15,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_kvpred.losses import consistency, next_token_labels
-from lit_kvpred.model.kv_prediction import KVPredictionModel, PredictedRows
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.predicted_rows import PredictedRows
 from lit_kvpred.model.sequences import Sequences
 
 FIRST_TOKENS = 8

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,22 +12,17 @@ from transformers import Cache, PreTrainedModel
 
 from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.settings import GenerationSettings
-from lit_kvpred.model.attention import attention_received
 from lit_kvpred.model.auxiliary import Auxiliary
 from lit_kvpred.model.caches import ReplayCache, filled_cache
-from lit_kvpred.model.family import FamilyAdapter, LayerShape, split_heads
+from lit_kvpred.model.family import FamilyAdapter, split_heads
 from lit_kvpred.model.features import FeatureKind
-from lit_kvpred.model.least_squares import (
-    LeastSquaresFit,
-    NormalEquations,
-    Weighting,
-    attention_weights,
-)
+from lit_kvpred.model.least_squares import LeastSquaresFit, Weighting
 from lit_kvpred.model.offload import AuxiliaryStore
+from lit_kvpred.model.predicted_rows import PredictedRows
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.prefix import PrefixAuxiliary
 from lit_kvpred.model.reading import CacheRows, read_rows
-from lit_kvpred.model.sequences import Sequences
+from lit_kvpred.model.sequences import Sequences, describe_batch
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.sirius.sparsity import SparseBase
 
@@ -41,43 +33,6 @@ if TYPE_CHECKING:
     from lit_kvpred.generation.prefill import Prefill
 
 Init = Literal["default", "least_squares"]
-
-
-class PredictedRows(NamedTuple):
-    """Predicted keys and values per predicted base layer, split ``(B, heads, T, dim)``.
-
-    Attributes:
-        keys: After the base's key norm and without rotation, as the consistency loss compares them.
-        values: As cached.
-        exact: Keys and values of the layers below the predicted ones, as the cache holds them.
-    """
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    exact: Sequence[tuple[Tensor, Tensor]] = ()
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows T."""
-        first = self.exact[0][0] if self.exact else self.keys[0]
-        return first.shape[2]
-
-    def after(self, rows: int) -> PredictedRows:
-        """The same without the first ``rows`` rows."""
-        if rows == 0:
-            return self
-        return PredictedRows(
-            [k[:, :, rows:] for k in self.keys],
-            [v[:, :, rows:] for v in self.values],
-            [(k[:, :, rows:], v[:, :, rows:]) for k, v in self.exact],
-        )
-
-    @classmethod
-    def of_exact(cls, rows: CacheRows, shapes: Sequence[LayerShape], first: int) -> PredictedRows:
-        """The base's own rows from layer ``first`` on, to compare predicted ones with."""
-        layers = range(first, len(shapes))
-        values = [split_heads(rows.values[i], shapes[i].heads) for i in layers]
-        return cls([rows.keys[i] for i in layers], values, rows.stored[:first])
 
 
 class KVPredictionOutput(NamedTuple):
@@ -299,7 +254,6 @@ class KVPredictionModel(nn.Module):
 
     # -- fitting ----------------------------------------------------------------------------
 
-    @torch.no_grad()
     def fit_least_squares(
         self,
         batches: Iterable[Mapping[str, Tensor] | Tensor],
@@ -321,42 +275,9 @@ class KVPredictionModel(nn.Module):
             ConfigurationError: If ``ridge`` is negative or the weighting unknown.
             ValueError: If ``batches`` is empty.
         """
-        if ridge is not None and ridge < 0:
-            raise ConfigurationError(f"ridge must not be negative, got {ridge}")
-        if weighting not in ("attention", "uniform"):
-            raise ConfigurationError(
-                f"weighting '{weighting}' is unknown; use 'attention' or 'uniform'"
-            )
-        start = time.perf_counter()
-        forward = 0.0
-        equations = NormalEquations(self.predictor)
-        device = self.base.device
-        for batch in batches:
-            fields = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
-            fields = {name: value.to(device) for name, value in fields.items()}
-            sequences = describe_batch(
-                fields["input_ids"], fields.get("attention_mask"), fields.get("document_ids")
-            )
-            self.adapter.require_positions(sequences.position_ids)
-            before = time.perf_counter()
-            with ExitStack() as stack:
-                received = None
-                if weighting == "attention":
-                    # The last exact layer as well: a forward for keys and values alone leaves out
-                    # the attention of the last one.
-                    first = max(0, self.auxiliary.exact_layers - 1)
-                    received = stack.enter_context(
-                        attention_received(self.adapter, sequences, first)
-                    )
-                auxiliary, base = self.read_both(fields["input_ids"], sequences)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            forward += time.perf_counter() - before
-            attention = None if received is None else received.mean()
-            weights = None if attention is None else attention_weights(attention)
-            equations.add(auxiliary, base, sequences.real, weights)
-        fit = equations.solve_(ridge)
-        return replace(fit, seconds=time.perf_counter() - start, forward_seconds=forward)
+        from lit_kvpred.model.calibration import calibrate
+
+        return calibrate(self, batches, ridge=ridge, weighting=weighting)
 
     # -- inference --------------------------------------------------------------------------
 
@@ -528,16 +449,3 @@ class KVPredictionModel(nn.Module):
         from lit_kvpred.model.artefact import load_artefact
 
         return load_artefact(Path(folder), base)
-
-
-def describe_batch(
-    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None = None
-) -> Sequences:
-    """The `Sequences` of a batch given any of its descriptions, or both."""
-    if document_ids is not None:
-        if attention_mask is not None:
-            document_ids = document_ids.masked_fill(attention_mask == 0, -1)
-        return Sequences.packed(document_ids)
-    if attention_mask is not None and not bool(attention_mask.bool().all()):
-        return Sequences.padded(attention_mask)
-    return Sequences.unpadded(input_ids.shape[0], input_ids.shape[1], input_ids.device)

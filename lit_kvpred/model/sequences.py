@@ -94,3 +94,16 @@ class Sequences:
         same = self.document_ids[:, :, None] == self.document_ids[:, None, :]
         # Padding sees itself (its id is -1 everywhere), so that no row is masked whole.
         return causal & same
+
+
+def describe_batch(
+    input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None = None
+) -> Sequences:
+    """The `Sequences` of a batch given any of its descriptions, or both."""
+    if document_ids is not None:
+        if attention_mask is not None:
+            document_ids = document_ids.masked_fill(attention_mask == 0, -1)
+        return Sequences.packed(document_ids)
+    if attention_mask is not None and not bool(attention_mask.bool().all()):
+        return Sequences.padded(attention_mask)
+    return Sequences.unpadded(input_ids.shape[0], input_ids.shape[1], input_ids.device)

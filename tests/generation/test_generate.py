@@ -14,7 +14,8 @@ from lit_kvpred.generation.sampling import Sampling
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.generation.stopping import StopRule
 from lit_kvpred.model.family import FamilyAdapter
-from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.sequences import describe_batch
 from lit_kvpred.sirius.correction import Correction
 from tests.generation.reference import complete_at, corrected_answer, greedy_answer
 from tests.model.projections import replaced_projections

@@ -10,8 +10,9 @@ from transformers import DynamicCache
 
 from lit_kvpred.errors import ConfigurationError, UnsupportedFamilyError
 from lit_kvpred.model.auxiliary import build_auxiliary
-from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
+from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.reading import mean_absolute_error
+from lit_kvpred.model.sequences import describe_batch
 from tests.model.predicted import predicted_cache
 from tests.model.projections import replaced_projections
 from tests.tiny_models import (

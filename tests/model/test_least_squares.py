@@ -7,10 +7,10 @@ import torch
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import LayerShape
 from lit_kvpred.model.features import KeyValueFeatures
-from lit_kvpred.model.kv_prediction import describe_batch
 from lit_kvpred.model.least_squares import RIDGES, NormalEquations
 from lit_kvpred.model.predictor import KVPredictor
 from lit_kvpred.model.reading import CacheRows, mean_absolute_error
+from lit_kvpred.model.sequences import describe_batch
 from tests.tiny_models import identity_model, left_padded, predicting_model, random_ids, tiny_model
 
 _AUXILIARY = [LayerShape(2, 3, 4), LayerShape(1, 5, 3)]

@@ -10,7 +10,8 @@ from lit_kvpred.generation.generate import generate_exact
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.caches import RecordingCache, n_rows
-from lit_kvpred.model.kv_prediction import KVPredictionModel, describe_batch
+from lit_kvpred.model.kv_prediction import KVPredictionModel
+from lit_kvpred.model.sequences import describe_batch
 from lit_kvpred.objective import Objective, training_losses
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.unreached import freeze_unreached
