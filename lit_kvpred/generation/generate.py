@@ -32,6 +32,7 @@ from lit_kvpred.generation.shown import Shown
 from lit_kvpred.generation.slice_budget import slice_rows_within
 from lit_kvpred.generation.sparse_draft import SparseDraft
 from lit_kvpred.generation.statistics import GenerationStats, timed
+from lit_kvpred.generation.turns import in_turns, turn_on
 from lit_kvpred.model.depth import DepthCut
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.sirius.correction import Correction
@@ -89,7 +90,8 @@ def stream(
     settings = settings or GenerationSettings()
     _check_type(correction)
     if correction is not None and correction.slice_rows == "auto":
-        rows = slice_rows_within(model, correction.tpot_budget)
+        with turn_on(model.base):
+            rows = slice_rows_within(model, correction.tpot_budget)
         correction = replace(correction, slice_rows=rows)
 
     def prefill(
@@ -98,10 +100,11 @@ def stream(
         return predicted_prefill(model, prompt, static_length=static_length, statistics=statistics)
 
     cut = model.auxiliary.cut
-    writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut)
+    with turn_on(model.base):
+        writer = _Writer(model.adapter, input_ids, attention_mask, settings, correction, cut)
     # The first token does not wait for the disk.
     release = model.release_auxiliary if settings.release_auxiliary else None
-    return writer.write(prefill, after_first_token=release)
+    return in_turns(model.base, writer.write(prefill, after_first_token=release))
 
 
 def generate(
@@ -150,8 +153,9 @@ def stream_exact(
     ) -> Prefill:
         return exact_prefill(adapter, prompt, static_length=static_length, statistics=statistics)
 
-    writer = _Writer(adapter, input_ids, attention_mask, settings, correction)
-    return writer.write(prefill)
+    with turn_on(adapter.model):
+        writer = _Writer(adapter, input_ids, attention_mask, settings, correction)
+    return in_turns(adapter.model, writer.write(prefill))
 
 
 def _check_type(correction: object) -> None:

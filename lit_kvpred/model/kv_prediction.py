@@ -323,9 +323,11 @@ class KVPredictionModel(nn.Module):
         """
         from lit_kvpred.generation.prefill import predicted_prefill
         from lit_kvpred.generation.prompt import describe_prompt
+        from lit_kvpred.generation.turns import turn_on
 
         prompt = describe_prompt(self.adapter, input_ids, attention_mask, context=context)
-        return predicted_prefill(self, prompt, static_length=static_length)
+        with turn_on(self.base):
+            return predicted_prefill(self, prompt, static_length=static_length)
 
     @torch.inference_mode()
     def exact_context(self, input_ids: Tensor, context: ExactContext | None = None) -> ExactContext:
@@ -341,11 +343,13 @@ class KVPredictionModel(nn.Module):
         from lit_kvpred.generation.context import ExactContext
         from lit_kvpred.generation.prefill import exact_prefill
         from lit_kvpred.generation.prompt import describe_prompt
+        from lit_kvpred.generation.turns import turn_on
 
         prompt = describe_prompt(self.adapter, input_ids, None, context=context)
         if prompt.batch_size != 1:
             raise PromptError(f"a context is one text, got {prompt.batch_size}")
-        cache = exact_prefill(self.adapter, prompt).cache
+        with turn_on(self.base):
+            cache = exact_prefill(self.adapter, prompt).cache
         return ExactContext.of_cache(self.adapter, input_ids[0], cache, prompt.sequences.real[0])
 
     def generate(
