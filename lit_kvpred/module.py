@@ -18,6 +18,7 @@ from lit_kvpred.errors import CheckpointError, ConfigurationError, NonFiniteLoss
 from lit_kvpred.evaluation.answering import FROZEN, Answerer
 from lit_kvpred.evaluation.prompts import PromptExample
 from lit_kvpred.evaluation.quality import TextQuality, compare
+from lit_kvpred.generation.own_text import own_text
 from lit_kvpred.losses import Reduction
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
@@ -34,6 +35,7 @@ from lit_kvpred.unreached import freeze_unreached
 # Lightning's own logger, so that its console settings apply.
 _log = logging.getLogger("lightning.pytorch")
 _FROZEN_PREFIX = "model.base."
+_START_TOKENS = 8  # of a text that the base goes on writing
 # What the trained tensors mean. Everything else may change between a checkpoint and its resumption.
 _STRUCTURE = (
     "auxiliary",
@@ -69,6 +71,8 @@ class KVPredictionModule(LightningModule):
         ridge: Penalty of the least-squares fit, relative to the mean squared feature; null chooses
             it on every eighth calibration batch.
         calibration_batches: Training batches that the least-squares fit sees.
+        generated_batches: Further batches for it, which the base writes itself from the first
+            tokens of those.
         calibration_weighting: ``attention`` counts the error of a row by the root of the attention
             that it receives; ``uniform`` counts all rows alike.
         base_weight: Weight of the base's cross-entropy on predicted rows.
@@ -103,6 +107,7 @@ class KVPredictionModule(LightningModule):
         init: Init = "least_squares",
         ridge: float | None = None,
         calibration_batches: int = 16,
+        generated_batches: int = 0,
         calibration_weighting: Weighting = "attention",
         base_weight: float = 1.0,
         auxiliary_weight: float = 1.0,
@@ -137,6 +142,11 @@ class KVPredictionModule(LightningModule):
             )
         if init == "least_squares" and calibration_batches < 1:
             raise ConfigurationError("init least_squares needs calibration_batches of at least 1")
+        if not 0 <= generated_batches <= calibration_batches:
+            raise ConfigurationError(
+                "model.generated_batches must be between 0 and calibration_batches "
+                f"({calibration_batches}), whose texts they go on from, got {generated_batches}"
+            )
         self.model: KVPredictionModel | None = None
         self.tokenizer: Any = None
         self.batches_seen = 0
@@ -218,7 +228,7 @@ class KVPredictionModule(LightningModule):
         shown = track(
             batches,
             description="Least squares",
-            total=self.hparams.calibration_batches,
+            total=self.hparams.calibration_batches + self.hparams.generated_batches,
             disable=self.trainer.progress_bar_callback is None or not self.trainer.is_global_zero,
         )
         fit = self.kv_model.fit_least_squares(
@@ -245,7 +255,19 @@ class KVPredictionModule(LightningModule):
                 "init least_squares needs a data module with calibration_dataloader(n_batches); "
                 "use TextDataModule or init default"
             )
-        return provide(self.hparams.calibration_batches)
+        starts: list[Tensor] = []
+        for count, batch in enumerate(provide(self.hparams.calibration_batches)):
+            if count < self.hparams.generated_batches:
+                input_ids, sequences = _describe(batch)
+                whole = sequences.real[:, :_START_TOKENS].all(1)
+                starts.append(input_ids[whole, :_START_TOKENS])
+            yield batch
+        if starts:
+            length, size = input_ids.shape[1], len(input_ids)
+            adapter = self.kv_model.adapter
+            begun = torch.cat(starts).to(adapter.model.device)
+            for rows in own_text(adapter, begun, length, self.hparams.seed, size):
+                yield {"input_ids": rows}
 
     def on_train_start(self) -> None:
         """Let the configured learning rate and decay win over those of a checkpoint."""

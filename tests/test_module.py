@@ -170,6 +170,28 @@ def test_calibration_needs_a_data_module_that_offers_it(base, tmp_path):
         trainer(tmp_path).fit(KVPredictionModule(base), loader)
 
 
+def test_calibration_goes_on_with_texts_of_the_base_itself(base, data, tmp_path):
+    module = KVPredictionModule(
+        base, calibration_batches=3, generated_batches=2, learning_rate=0.0, seed=4
+    )
+    trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
+    given = list(data.calibration_dataloader(3))
+    batches = list(module._calibration_batches())
+    assert len(batches) == 5
+    for batch, expected in zip(batches, given, strict=False):
+        assert torch.equal(batch["input_ids"], expected["input_ids"])
+    for batch, begun in zip(batches[3:], given, strict=False):
+        own, start = batch["input_ids"], begun["input_ids"]
+        assert own.shape == start.shape
+        assert torch.equal(own[:, :8], start[:, :8])
+        assert not torch.equal(own, start)
+
+
+def test_more_generated_batches_than_texts_to_go_on_from_are_refused(base):
+    with pytest.raises(ConfigurationError, match="generated_batches must be between 0 and"):
+        KVPredictionModule(base, calibration_batches=2, generated_batches=3)
+
+
 def test_schedule_and_decay_groups():
     factor = warmup_cosine(4, lambda: 14, 0.1)
     assert [round(factor(s), 3) for s in (0, 1, 4)] == [0.2, 0.4, 1.0]
