@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -266,7 +267,15 @@ class KVPredictionModule(LightningModule):
             length, size = input_ids.shape[1], len(input_ids)
             adapter = self.kv_model.adapter
             begun = torch.cat(starts).to(adapter.model.device)
-            for rows in own_text(adapter, begun, length, self.hparams.seed, size):
+            start = time.perf_counter()
+            texts = list(own_text(adapter, begun, length, self.hparams.seed, size))
+            _log.info(
+                "The base wrote %d texts of %d tokens to calibrate on in %.0f s.",
+                len(begun),
+                length,
+                time.perf_counter() - start,
+            )
+            for rows in texts:
                 yield {"input_ids": rows}
 
     def on_train_start(self) -> None:

@@ -37,11 +37,12 @@ def calibrate(
         raise ConfigurationError(
             f"weighting '{weighting}' is unknown; use 'attention' or 'uniform'"
         )
-    start = time.perf_counter()
-    forward = 0.0
+    begin = turn = time.perf_counter()
+    forward = waited = 0.0
     equations = NormalEquations(model.predictor)
     device = model.base.device
     for batch in batches:
+        waited += time.perf_counter() - turn
         fields = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
         fields = {name: value.to(device) for name, value in fields.items()}
         sequences = describe_batch(
@@ -63,5 +64,8 @@ def calibrate(
         attention = None if received is None else received.mean()
         weights = None if attention is None else attention_weights(attention)
         equations.add(auxiliary, base, sequences.real, weights)
+        turn = time.perf_counter()
+    waited += time.perf_counter() - turn
     fit = equations.solve_(ridge)
-    return replace(fit, seconds=time.perf_counter() - start, forward_seconds=forward)
+    seconds = time.perf_counter() - begin - waited
+    return replace(fit, seconds=seconds, forward_seconds=forward)

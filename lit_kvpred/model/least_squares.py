@@ -37,7 +37,7 @@ class LeastSquaresFit:
         ridge: Penalty on the weights, relative to the mean squared feature.
         key_error: Per predicted layer, residual variance of keys over their variance (1 - R^2).
         value_error: The same for values.
-        seconds: Wall time of the fit.
+        seconds: Wall time of the fit, without what it takes to get the batches.
         forward_seconds: Of it, the time in which the models read the text.
     """
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -226,8 +228,20 @@ def test_with_few_batches_the_ridge_is_the_usual_one():
 
 def test_the_wall_time_is_told():
     model = predicting_model(tiny_model("llama"))
-    fit = model.fit_least_squares([random_ids(2, 16)])
+    waited = 0.2
+
+    def batches():
+        for _ in range(2):
+            time.sleep(waited)
+            yield random_ids(2, 16)
+        time.sleep(waited)
+
+    start = time.perf_counter()
+    fit = model.fit_least_squares(batches())
+    whole = time.perf_counter() - start
     assert 0 < fit.forward_seconds < fit.seconds
+    # Waiting for batches is not the fit's.
+    assert fit.seconds <= whole - 3 * waited
 
 
 def test_no_row_is_an_error():
