@@ -58,8 +58,9 @@ def _streamed(base) -> StreamedFeedForwards:
     return found
 
 
-def _loading_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("lit-kvpred-weights")]
+def _loading_threads() -> set[threading.Thread]:
+    """Those alive; bases of earlier tests may still be on their way out."""
+    return {t for t in threading.enumerate() if t.name.startswith("lit-kvpred-weights")}
 
 
 # -- results -------------------------------------------------------------------------------------
@@ -437,13 +438,11 @@ def test_a_full_disk_leaves_the_weights_in_memory(monkeypatch):
 
 
 def test_the_thread_the_file_and_the_base_go_together():
-    gc.collect()
-    before = len(_loading_threads())
+    before = _loading_threads()
     base = tiny_model("llama")
     moved = stream_feed_forwards(base)
     _logits(base)
-    assert len(_loading_threads()) == before + 1
-    (thread,) = _loading_threads()[before:]
+    (thread,) = _loading_threads() - before
     file, gone = moved._tier.layers[0][0].file, weakref.ref(base)
     assert file.exists()
     del base, moved
@@ -455,11 +454,11 @@ def test_the_thread_the_file_and_the_base_go_together():
 
 
 def test_restoring_ends_the_thread():
-    before = len(_loading_threads())
+    before = _loading_threads()
     base = tiny_model("llama")
     with pytest.raises(IndexError), stream_feed_forwards(base):
         _logits(base, torch.tensor([[10**6]]))
-    assert len(_loading_threads()) == before
+    assert _loading_threads() <= before
     assert torch.isfinite(_logits(base)).all()
 
 
