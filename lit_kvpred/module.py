@@ -256,17 +256,22 @@ class KVPredictionModule(LightningModule):
                 "init least_squares needs a data module with calibration_dataloader(n_batches); "
                 "use TextDataModule or init default"
             )
-        starts: list[Tensor] = []
+        starts, length, size = [], 0, 1
         for count, batch in enumerate(provide(self.hparams.calibration_batches)):
             if count < self.hparams.generated_batches:
                 input_ids, sequences = _describe(batch)
                 whole = sequences.real[:, :_START_TOKENS].all(1)
                 starts.append(input_ids[whole, :_START_TOKENS])
+                length, size = max(length, input_ids.shape[1]), max(size, len(input_ids))
             yield batch
         if starts:
-            length, size = input_ids.shape[1], len(input_ids)
             adapter = self.kv_model.adapter
-            begun = torch.cat(starts).to(adapter.model.device)
+            if length <= _START_TOKENS or not any(map(len, starts)):
+                raise ConfigurationError(
+                    f"model.generated_batches go on from the first {_START_TOKENS} tokens of "
+                    "training rows, and these rows are no longer; give longer rows or set it to 0"
+                )
+            begun = torch.cat([rows for rows in starts if len(rows)]).to(adapter.model.device)
             start = time.perf_counter()
             texts = list(own_text(adapter, begun, length, self.hparams.seed, size))
             _log.info(

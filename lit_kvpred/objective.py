@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,9 +67,10 @@ class Objective:
             self.distillation_weight,
             self.hidden_weight,
         )
-        if min(*weights, self.z_loss_weight) < 0 or not any(weights):
+        usable = all(0 <= weight < math.inf for weight in (*weights, self.z_loss_weight))
+        if not usable or not any(weights):
             raise ConfigurationError(
-                "loss weights must not be negative and at least one of base_weight, "
+                "loss weights must be numbers of at least 0 and at least one of base_weight, "
                 "auxiliary_weight, consistency_weight, distillation_weight, hidden_weight must be "
                 "positive"
             )

@@ -187,6 +187,16 @@ def test_calibration_goes_on_with_texts_of_the_base_itself(base, data, tmp_path)
         assert not torch.equal(own, start)
 
 
+def test_rows_too_short_to_go_on_from_are_named(base, documents, tmp_path):
+    short = TextDataModule(
+        base, [documents], sequence_length=8, batch_size=2, validation_share=0.2,
+        validation_sequences=3,
+    )  # fmt: skip
+    module = KVPredictionModule(base, calibration_batches=3, generated_batches=2)
+    with pytest.raises(ConfigurationError, match="go on from the first 8 tokens of training rows"):
+        trainer(tmp_path).fit(module, datamodule=short)
+
+
 def test_more_generated_batches_than_texts_to_go_on_from_are_refused(base):
     with pytest.raises(ConfigurationError, match="generated_batches must be between 0 and"):
         KVPredictionModule(base, calibration_batches=2, generated_batches=3)

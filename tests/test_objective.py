@@ -186,6 +186,9 @@ def test_bad_objectives_are_refused():
     for arguments in (
         dict.fromkeys(WEIGHTS, 0.0),
         {"base_weight": -1.0},
+        {"hidden_weight": float("nan")},
+        {"z_loss_weight": float("nan")},
+        {"distillation_weight": float("inf")},
         {"consistency_reduction": "max"},
         {"split": "half"},
     ):

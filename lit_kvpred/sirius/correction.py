@@ -105,6 +105,11 @@ class Correction:
                 "leave rollback on"
             )
         _check_count("tree_width", self.tree_width)
+        for name in ("kv_rewriting", "rollback", "interleave"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(
+                    f"correction {name} must be True or False, got {getattr(self, name)!r}"
+                )
         whole = self.kv_rewriting and self.rollback and self.interleave
         if self.draft is None and not (whole and self.tree_width == 1):
             raise ConfigurationError(

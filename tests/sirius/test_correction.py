@@ -44,6 +44,7 @@ def test_extremes_are_allowed(extreme):
         ({"threshold": "x"}, "threshold must be a number, got 'x'"),
         ({"temperature": None}, "temperature must be a number, got None"),
         ({"tpot_budget": False}, "tpot_budget must be a number, got False"),
+        ({"rollback": "false"}, "rollback must be True or False, got 'false'"),
         ({"slice_rows": 0}, "slice_rows must be a whole number of at least 1, got 0"),
         ({"threshold": -0.1}, "threshold must be >= 0, got -0.1"),
         ({"threshold": math.nan}, "threshold must be >= 0, got nan"),
