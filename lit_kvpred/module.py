@@ -273,7 +273,7 @@ class KVPredictionModule(LightningModule):
                 )
             begun = torch.cat([rows for rows in starts if len(rows)]).to(adapter.model.device)
             start = time.perf_counter()
-            texts = list(own_text(adapter, begun, length, self.hparams.seed, size))
+            texts = own_text(adapter, begun, length, self.hparams.seed, size)
             _log.info(
                 "The base wrote %d texts of %d tokens to calibrate on in %.0f s.",
                 len(begun),

@@ -15,9 +15,8 @@ from lit_kvpred.cli.arguments import (
     require_folder,
     write_json,
 )
-from lit_kvpred.cli.draft_options import DEFAULT_KEEP, require_draft
+from lit_kvpred.cli.draft_options import DEFAULT_KEEP, chosen_draft, require_draft
 from lit_kvpred.sirius.correction import StreamingPolicy
-from lit_kvpred.sirius.sparsity import DRAFTS
 
 
 def sweep(
@@ -101,9 +100,7 @@ def sweep(
         policies=listed(policies, ["retract"] if exact_prompt or ablation else _POLICIES),
         periods=listed(periods, [8]),
         thresholds=listed(thresholds, [0.1] if ablation else _THRESHOLDS),
-        drafts=[None]
-        if draft is None
-        else [DRAFTS[draft](keep) for keep in listed(draft_keeps, [DEFAULT_KEEP])],
+        drafts=[chosen_draft(draft, keep) for keep in listed(draft_keeps, [DEFAULT_KEEP])],
         tree_widths=listed(tree_widths, [1]),
         ablation=ablation,
     )

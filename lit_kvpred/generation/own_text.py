@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ _ROWS_TOGETHER = 64
 
 def own_text(
     adapter: FamilyAdapter, starts: Tensor, length: int, seed: int, batch_size: int
-) -> Iterator[Tensor]:
+) -> tuple[Tensor, ...]:
     """Continue texts with tokens drawn from the base at temperature 1, past any end of sequence.
 
     Args:
@@ -27,7 +25,7 @@ def own_text(
         seed: Of the drawing.
         batch_size: Texts of a batch.
 
-    Yields:
+    Returns:
         ``(batch_size, length)`` long, the last batch may be smaller.
     """
     written = [
@@ -42,4 +40,4 @@ def own_text(
         ).sequences
         for place, rows in enumerate(starts.split(_ROWS_TOGETHER))
     ]
-    yield from torch.cat(written).split(batch_size)
+    return torch.cat(written).split(batch_size)
