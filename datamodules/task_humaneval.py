@@ -18,6 +18,8 @@ def parse(record: Mapping[str, Any]) -> Question:
     The prompt ends behind the docstring of a function, the solution is its body.
     """
     prompt, solution, test, name = (_text(record, field) for field in _FIELDS)
+    if "def check(" not in test:
+        raise ValueError("test defines no check(candidate)")
     if not name.isidentifier():
         raise ValueError(f"entry_point {name!r} is no name of a function")
     tests = UnitTests(before=prompt, after=f"{test}\ncheck({name})\n")

@@ -266,7 +266,8 @@ class TextDataModule(LightningDataModule):
         rows = self._opened().evaluation_rows(split, self.validation_sequences)
         if len(rows) == 0:
             raise DataError(
-                f"no sequence fell into the {split} split; add documents or raise {split}_share"
+                f"no sequence fell into the {split} split; add documents or raise the share of "
+                "them that it takes"
             )
         return DataLoader(
             rows,

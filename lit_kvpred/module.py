@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from rich.progress import track
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from lit_kvpred.checks import require_count, require_number, require_seed
 from lit_kvpred.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from lit_kvpred.evaluation.answering import FROZEN, Answerer
 from lit_kvpred.evaluation.prompts import PromptExample
@@ -125,6 +128,7 @@ class KVPredictionModule(LightningModule):
         betas: tuple[float, float] = (0.9, 0.95),
         seed: int = 0,
     ) -> None:
+        _check_optimiser(learning_rate, minimum_learning_rate, warmup_steps, weight_decay, betas)
         super().__init__()
         self.save_hyperparameters(_plain(locals()))
         self.objective = Objective(
@@ -137,13 +141,13 @@ class KVPredictionModule(LightningModule):
             z_loss_weight=z_loss_weight,
             split=split,
         )
-        if not learning_rate >= 0:
-            raise ConfigurationError(
-                f"model.learning_rate must not be negative, got {learning_rate}"
-            )
-        if init == "least_squares" and calibration_batches < 1:
-            raise ConfigurationError("init least_squares needs calibration_batches of at least 1")
-        if not 0 <= generated_batches <= calibration_batches:
+        require_seed("model.seed", seed)
+        if ridge is not None:
+            require_number("model.ridge", ridge, least=0, below=math.inf)
+        least = 1 if init == "least_squares" else 0
+        require_count("model.calibration_batches", calibration_batches, least=least)
+        require_count("model.generated_batches", generated_batches, least=0)
+        if generated_batches > calibration_batches:
             raise ConfigurationError(
                 "model.generated_batches must be between 0 and calibration_batches "
                 f"({calibration_batches}), whose texts they go on from, got {generated_batches}"
@@ -307,8 +311,11 @@ class KVPredictionModule(LightningModule):
         """
         input_ids, sequences = _describe(batch)
         self.kv_model.adapter.require_positions(sequences.position_ids)
-        cut = self._random_cut(input_ids.shape[1])
-        losses = training_losses(self.kv_model, self.objective, input_ids, sequences, cut)
+        if self.objective.split == "matched" and not self._has_cut(input_ids.shape[1]):
+            losses = {"loss": self._nothing_to_learn(input_ids.shape[1])}
+        else:
+            cut = self._random_cut(input_ids.shape[1])
+            losses = training_losses(self.kv_model, self.objective, input_ids, sequences, cut)
         if not bool(torch.isfinite(losses["loss"])):
             raise self._not_finite("the training loss")
         self.batches_seen += 1
@@ -339,10 +346,28 @@ class KVPredictionModule(LightningModule):
         """A cut that depends on seed and batch number only, so that a resumed run repeats it."""
         if self.objective.split == "all_predicted":
             return None
-        if length < 4:
-            raise ConfigurationError(f"the matched split needs at least 4 tokens, got {length}")
-        generator = torch.Generator().manual_seed(self.hparams.seed * 1_000_003 + self.batches_seen)
-        return int(torch.randint(length // 4, length * 3 // 4 + 1, (1,), generator=generator))
+        last = self._last_cut(length)
+        first = min(max(1, length // 4), last)
+        seed = (self.hparams.seed * 1_000_003 + self.batches_seen) % 2**63
+        generator = torch.Generator().manual_seed(seed)
+        return int(torch.randint(first, last + 1, (1,), generator=generator))
+
+    def _last_cut(self, length: int) -> int:
+        """The last cut with a row behind the exact tail that has a next token; maybe below 1."""
+        return min(length * 3 // 4, length - self.hparams.exact_tail - 1)
+
+    def _has_cut(self, length: int) -> bool:
+        return self._last_cut(length) >= 1
+
+    def _nothing_to_learn(self, length: int) -> Tensor:
+        """No loss, but with gradients, which other processes may be waiting for."""
+        rank_zero_warn(
+            f"A batch of {length} tokens has nothing to compare behind a predicted row and an "
+            f"exact tail of {self.hparams.exact_tail}; such batches teach nothing. Use longer "
+            "sequences or a smaller model.exact_tail."
+        )
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return torch.stack([0.0 * p.float().sum() for p in trained]).sum()
 
     def _count_tokens(self, sequences: Sequences) -> int:
         count = sequences.real.sum()
@@ -479,6 +504,23 @@ def _describe(batch: Batch) -> tuple[Tensor, Sequences]:
     return input_ids, describe_batch(
         input_ids, batch.get("attention_mask"), batch.get("document_ids")
     )
+
+
+def _check_optimiser(
+    learning_rate: object,
+    minimum_learning_rate: object,
+    warmup_steps: object,
+    weight_decay: object,
+    betas: Sequence[object],
+) -> None:
+    require_number("model.learning_rate", learning_rate, least=0, below=math.inf)
+    require_number("model.minimum_learning_rate", minimum_learning_rate, least=0, most=1)
+    require_count("model.warmup_steps", warmup_steps, least=0)
+    require_number("model.weight_decay", weight_decay, least=0, below=math.inf)
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise ConfigurationError(f"model.betas must be two numbers, got {betas!r}")
+    for beta in betas:
+        require_number("each of model.betas", beta, least=0, below=1)
 
 
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_kvpred.checks import require_number
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.losses import (
     Reduction,
@@ -27,6 +28,13 @@ from lit_kvpred.model.reading import CacheRows
 from lit_kvpred.model.sequences import Sequences
 
 Split = Literal["all_predicted", "matched"]
+_TERMS = (
+    "base_weight",
+    "auxiliary_weight",
+    "consistency_weight",
+    "distillation_weight",
+    "hidden_weight",
+)
 
 
 @dataclass(frozen=True)
@@ -60,20 +68,10 @@ class Objective:
     split: Split = "all_predicted"
 
     def __post_init__(self) -> None:
-        weights = (
-            self.base_weight,
-            self.auxiliary_weight,
-            self.consistency_weight,
-            self.distillation_weight,
-            self.hidden_weight,
-        )
-        usable = all(0 <= weight < math.inf for weight in (*weights, self.z_loss_weight))
-        if not usable or not any(weights):
-            raise ConfigurationError(
-                "loss weights must be numbers of at least 0 and at least one of base_weight, "
-                "auxiliary_weight, consistency_weight, distillation_weight, hidden_weight must be "
-                "positive"
-            )
+        for name in (*_TERMS, "z_loss_weight"):
+            require_number(name, getattr(self, name), least=0, below=math.inf)
+        if not any(getattr(self, name) for name in _TERMS):
+            raise ConfigurationError(f"at least one of {', '.join(_TERMS)} must be positive")
         if self.consistency_reduction not in ("sum", "mean"):
             raise ConfigurationError(
                 f"consistency_reduction '{self.consistency_reduction}' must be 'sum' or 'mean'"

@@ -164,6 +164,57 @@ def test_cuts_depend_on_seed_and_batch_only(base):
     assert len(set(cuts[0])) > 8
 
 
+def test_cuts_leave_something_behind_the_tail(base):
+    module = KVPredictionModule(base, split="matched", exact_tail=20, seed=2**63)
+    cuts = set()
+    for module.batches_seen in range(60):
+        cuts.add(module._random_cut(32))
+    assert cuts == {8, 9, 10, 11}
+    assert module._random_cut(22) == 1
+
+
+def test_batches_with_nothing_behind_the_tail_teach_nothing_and_are_named(base, data, tmp_path):
+    module = KVPredictionModule(
+        base, split="matched", exact_tail=23, distillation_weight=1.0, base_weight=0.0,
+        auxiliary_weight=0.0, consistency_weight=0.0, weight_decay=0.0, auxiliary="prefix",
+    )  # fmt: skip
+    start = {}
+    module.on_train_start = lambda: start.update(
+        {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    )
+    with pytest.warns(UserWarning, match="A batch of 24 tokens has nothing to compare"):
+        trainer(tmp_path, max_steps=2).fit(module, datamodule=data)
+    assert module.tokens_seen == 2 * 2 * 24
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, start[name]), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"learning_rate": "0.1"}, "learning_rate must be a number of at least 0, got '0.1'"),
+        ({"learning_rate": float("inf")}, "learning_rate must be a number of at least 0"),
+        ({"minimum_learning_rate": float("nan")}, "minimum_learning_rate must be a number"),
+        ({"minimum_learning_rate": 2.0}, "at least 0 and at most 1, got 2.0"),
+        ({"warmup_steps": 1.5}, "warmup_steps must be a whole number of at least 0, got 1.5"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a number of at least 0, got nan"),
+        ({"betas": (2, 0.5)}, "each of model.betas must be a number of at least 0 and below 1"),
+        ({"betas": (0.9,)}, "betas must be two numbers"),
+        ({"betas": 0.9}, "betas must be two numbers"),
+        ({"ridge": float("nan")}, "ridge must be a number of at least 0"),
+        ({"calibration_batches": 0}, "calibration_batches must be a whole number of at least 1"),
+        ({"calibration_batches": None}, "calibration_batches must be a whole number"),
+        ({"generated_batches": -1}, "generated_batches must be a whole number of at least 0"),
+        ({"seed": 1.0}, "seed must be a whole number"),
+        ({"hidden_weight": None}, "hidden_weight must be a number"),
+    ],
+)
+def test_settings_out_of_range_are_refused(base, wrong, message):
+    with pytest.raises(ConfigurationError, match=message) as error:
+        KVPredictionModule(base, **wrong)
+    assert "\n" not in str(error.value)
+
+
 def test_calibration_needs_a_data_module_that_offers_it(base, tmp_path):
     loader = torch.utils.data.DataLoader([{"input_ids": torch.ones(8, dtype=torch.long)}])
     with pytest.raises(ConfigurationError, match="calibration_dataloader"):

@@ -189,6 +189,7 @@ def test_bad_objectives_are_refused():
         {"hidden_weight": float("nan")},
         {"z_loss_weight": float("nan")},
         {"distillation_weight": float("inf")},
+        {"auxiliary_weight": "1"},
         {"consistency_reduction": "max"},
         {"split": "half"},
     ):

@@ -21,11 +21,17 @@ def call_with_arguments(function: Callable[..., Any], words: list[str]) -> None:
     Args:
         function: Required parameters are positional arguments, others are options.
         words: The command's name and its arguments.
+
+    Raises:
+        ConfigurationError: If an option is an empty list.
     """
     summary = (function.__doc__ or "").split("\n\n")[0]
     parser = ArgumentParser(prog=f"lit-kvpred {words[0]}", description=summary, exit_on_error=False)
     parser.add_function_arguments(function, as_positional=True, fail_untyped=True)
     parsed = parser.parse_args(words[1:])
+    for name, value in parsed.as_dict().items():
+        if value == []:
+            raise ConfigurationError(f"--{name} is an empty list; give a value or leave it out")
     function(**parser.instantiate(parsed).as_dict())
 
 

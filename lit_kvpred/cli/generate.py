@@ -82,6 +82,7 @@ def generate(
     text = prompt
     if text is None:
         text = _read_prompt(prompt_file)
+    _require_text(text, "--prompt" if prompt is not None else prompt_file or "standard input")
     require_draft(draft, draft_keep=draft_keep, tree_width=tree_width)
     if not corrected and (draft is not None or acceptance != "threshold"):
         raise ConfigurationError(
@@ -132,6 +133,17 @@ def _read_prompt(file: str | None) -> str:
         raise ConfigurationError(
             f"the prompt in {name} is no UTF-8 text (byte {error.start}); convert it, for instance "
             "with iconv -t UTF-8"
+        ) from error
+
+
+def _require_text(text: str, source: str) -> None:
+    """Refuse bytes that the system passed on as halves of surrogate pairs."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"the prompt in {source} is no UTF-8 text (character {error.start}); convert it, for "
+            "instance with iconv -t UTF-8"
         ) from error
 
 

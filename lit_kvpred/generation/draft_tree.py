@@ -176,10 +176,11 @@ def judge_tree(
     for row, path in enumerate(paths):
         answer.tokens[row] += [int(tree.tokens[row, node]) for node in path]
         answer.done[row] = answer.rule.is_complete(answer.tokens[row])
+    adds = [not done for done in answer.done]
     answer.append(choose(logits[entries, best]))
     answer.drop_spare()
     drafted = torch.where(tree.real, tree.depths, 0).max(1).values.tolist()
-    return Verdict(settled, drafted, kept.tolist(), kept.tolist(), [1] * len(paths))
+    return Verdict(settled, drafted, kept.tolist(), kept.tolist(), list(map(int, adds)))
 
 
 def _accepted(tree: DraftTree, logits: Tensor, correction: Correction) -> Tensor:

@@ -29,7 +29,7 @@ class Verdict:
         accepted: Length of the accepted prefix of the draft.
         kept: Drafted tokens that stay; more than ``accepted`` only where rejected ones may not be
             taken back.
-        added: Tokens of the base's own that follow them, 0 or 1.
+        added: Tokens of the base's own that follow them, 0 or 1; none behind an answer's end.
     """
 
     settled: list[int]
@@ -141,8 +141,8 @@ def judge(
         answer.tokens[row] = answer.tokens[row][: before + length]
         answer.done[row] = answer.rule.is_complete(answer.tokens[row])
     chosen = choose(logits[entries, kept]) if following is None else choose.draw(following)
+    lengths = [len(text) for text in answer.tokens]
     answer.append(chosen, adds.tolist())
     answer.drop_spare()
-    return Verdict(
-        settled, drafted.tolist(), accepted.tolist(), kept.tolist(), adds.long().tolist()
-    )
+    added = [len(text) - n for text, n in zip(answer.tokens, lengths, strict=True)]
+    return Verdict(settled, drafted.tolist(), accepted.tolist(), kept.tolist(), added)

@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.checks import require_count, require_number, require_seed
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ConfigurationError(
-                f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got "
-                f"{self.temperature}, {self.top_k}, {self.top_p}"
-            )
+        require_number("sampling temperature", self.temperature, least=0)
+        require_count("sampling top_k", self.top_k, least=0)
+        require_number("sampling top_p", self.top_p, above=0, most=1)
+        if self.seed is not None:
+            require_seed("sampling seed", self.seed)
 
 
 GREEDY = Sampling()

@@ -33,8 +33,9 @@ class GenerationStats:
         accepted: Of these, accepted by the exact base.
         retracted: Of these, taken back.
         unrecoverable: Of these, rejected but kept because the policy forbids taking them back.
-        aal: Mean advance of the verify passes (Sirius 5), accepted tokens + 1; None without any.
-            With a sparse draft it is that of its periods, without those in which an answer ended.
+        aal: Mean advance of the verify passes (Sirius 5), accepted tokens + the base's own one, if
+            the answer went on; None without any. With a sparse draft it is that of its periods,
+            without those in which an answer ended.
         effective_density: Weight reads per token relative to exact decoding (Sirius 5) of the
             drafted part; 1 is the best that a dense draft can reach. None without a verify pass.
         advances: Tokens gained by each of these periods, the base's own included.
@@ -64,7 +65,10 @@ class GenerationStats:
     def add_reconciliation(self, verdict: Verdict) -> None:
         """Count the verify pass of what was drafted on a predicted prompt."""
         self._add(verdict)
-        self.aal = average_advance_length([a + 1 for a in verdict.accepted])
+        self.aal = average_advance_length(
+            # An answer may end with rejected tokens that the reader has already seen.
+            [max(1, a + added) for a, added in zip(verdict.accepted, verdict.added, strict=True)]
+        )
         period = 1 + max(verdict.drafted)
         self.effective_density = effective_density(period, _DENSE, self.aal)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_kvpred.checks import require_count
 from lit_kvpred.errors import ConfigurationError
 
 
@@ -32,10 +33,7 @@ class StopRule:
         *,
         stop_after_text: bool = False,
     ) -> None:
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ConfigurationError(
-                f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens}"
-            )
+        require_count("max_new_tokens", max_new_tokens)
         if stop_strings and tokenizer is None:
             raise ConfigurationError("stop strings need the tokenizer; pass `tokenizer`")
         if isinstance(stop_strings, str):

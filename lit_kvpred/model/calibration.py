@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lit_kvpred.checks import require_number
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.attention import attention_received
 from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -31,8 +33,8 @@ def calibrate(
     weighting: Weighting,
 ) -> LeastSquaresFit:
     """Fit the predictor of ``model`` in one pass; see `KVPredictionModel.fit_least_squares`."""
-    if ridge is not None and ridge < 0:
-        raise ConfigurationError(f"ridge must not be negative, got {ridge}")
+    if ridge is not None:
+        require_number("ridge", ridge, least=0, below=math.inf)
     if weighting not in ("attention", "uniform"):
         raise ConfigurationError(
             f"weighting '{weighting}' is unknown; use 'attention' or 'uniform'"

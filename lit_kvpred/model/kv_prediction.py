@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from lit_kvpred.checks import require_count
 from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import Auxiliary
@@ -86,10 +87,7 @@ class KVPredictionModel(nn.Module):
         super().__init__()
         if features not in (None, "kv", "hidden"):
             raise ConfigurationError(f"features '{features}' are unknown; use 'kv' or 'hidden'")
-        if not isinstance(exact_tail, int) or exact_tail < 1:
-            raise ConfigurationError(
-                f"exact_tail must be a whole number of at least 1, got {exact_tail}"
-            )
+        require_count("exact_tail", exact_tail)
         if auxiliary.cut is not None and auxiliary.adapter.model is not base:
             raise ConfigurationError(
                 "the prefix auxiliary was built from another model; pass the same base to both"

@@ -99,7 +99,7 @@ def _paint(rows: Sequence[SweepRow], measure: str, axes: Axes, shade: Shade) -> 
         # Thresholds come in the same order on every line; on several they would cover each other.
         if len(line) > 1 and place == 0:
             for row in line:
-                _note(axes, row, measure, f"{row.settings['threshold']:g}", colour)
+                _note(axes, row, measure, _short(row.settings.get("threshold", "")), colour)
     for system, (mark, own_colour) in _REFERENCES.items():
         own = [row for row in points if row.system == system]
         if not own:
@@ -165,7 +165,7 @@ def _label(row: SweepRow, varied: Sequence[str]) -> str:
         for name, value in values.items()
         if value is not None and value is not True
     ]
-    return ", ".join(parts) or SWEEP_LABELS[row.system]
+    return ", ".join(parts) or SWEEP_LABELS.get(row.system, row.system)
 
 
 def _short(value: Any) -> str:

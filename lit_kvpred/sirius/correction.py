@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lit_kvpred.checks import require_count, require_number
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.sparsity import CSparse, FSparse, Sparsity
 
@@ -63,21 +64,12 @@ class Correction:
     interleave: bool = True
 
     def __post_init__(self) -> None:
-        _check_count("period", self.period)
+        require_count("correction period", self.period)
         if self.slice_rows not in (None, "auto"):
-            _check_count("slice_rows", self.slice_rows)
-        for name in ("threshold", "temperature", "tpot_budget"):
-            _check_number(name, getattr(self, name))
-        if not self.tpot_budget > 1:
-            raise ConfigurationError(
-                f"correction tpot_budget must be above 1, got {self.tpot_budget}"
-            )
-        if not self.threshold >= 0:
-            raise ConfigurationError(f"correction threshold must be >= 0, got {self.threshold}")
-        if not self.temperature > 0:
-            raise ConfigurationError(
-                f"correction temperature must be positive, got {self.temperature}"
-            )
+            require_count("correction slice_rows", self.slice_rows)
+        require_number("correction tpot_budget", self.tpot_budget, above=1)
+        require_number("correction threshold", self.threshold, least=0)
+        require_number("correction temperature", self.temperature, above=0)
         if not isinstance(self.draft, CSparse | FSparse | None):
             raise ConfigurationError(
                 f"correction draft must be CSparse(...), FSparse(...) or None, got {self.draft!r}"
@@ -104,7 +96,7 @@ class Correction:
                 "lossless acceptance takes back what it rejects; use policy hold or retract, and "
                 "leave rollback on"
             )
-        _check_count("tree_width", self.tree_width)
+        require_count("correction tree_width", self.tree_width)
         for name in ("kv_rewriting", "rollback", "interleave"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(
@@ -121,15 +113,3 @@ class Correction:
                 "a tree of drafts needs kv_rewriting, rollback and interleave; use tree_width 1 "
                 "for ablations"
             )
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(
-            f"correction {name} must be a whole number of at least 1, got {value!r}"
-        )
-
-
-def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConfigurationError(f"correction {name} must be a number, got {value!r}")

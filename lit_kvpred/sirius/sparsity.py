@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.checks import require_number
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.feed_forward import FeedForward, feed_forwards
 from lit_kvpred.model.shallow import replace_module, shallow_copy
@@ -31,10 +31,7 @@ class Sparsity(ABC):
     def __init__(self, keep: float) -> None: ...
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep, int | float) or not 0 < self.keep <= 1:
-            raise ConfigurationError(
-                f"sparsity keep must be above 0 and at most 1, got {self.keep}"
-            )
+        require_number("sparsity keep", self.keep, above=0, most=1)
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def test_a_humaneval_folder_may_hold_a_gzip_ed_file(tmp_path):
     assert len(record_examples(HUMANEVAL, str(tmp_path), **SETTINGS)) == 2
 
 
-@pytest.mark.parametrize("damage", [{"entry_point": "f)\nexit("}, {"test": None}])
+@pytest.mark.parametrize("damage", [{"entry_point": "f)\nexit("}, {"test": None}, {"test": ""}])
 def test_humaneval_of_another_layout(tmp_path, damage):
     path = write(tmp_path / "a.jsonl", [HUMANEVAL_RECORDS[0] | damage])
     assert "line 1 has not the layout of humaneval" in refusal(HUMANEVAL, path)

@@ -114,9 +114,10 @@ def test_without_a_seed_torchs_own_generator_draws():
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_p": -1.0}]
-    + [{"temperature": float("nan")}, {"top_p": float("nan")}],
+    + [{"temperature": float("nan")}, {"top_p": float("nan")}, {"temperature": "1"}]
+    + [{"top_k": 1.5}, {"top_p": None}, {"seed": 2**64}, {"seed": "0"}, {"seed": 1.0}],
 )
 def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigurationError, match="sampling needs temperature >= 0") as error:
+    with pytest.raises(ConfigurationError, match=f"^sampling {next(iter(wrong))} must be") as error:
         Sampling(**wrong)
     assert "\n" not in str(error.value)

@@ -152,7 +152,7 @@ def test_no_configuration(lit_kvpred, words, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model.learning_rate=-1"], "learning_rate must not be negative"),
+        (["--model.learning_rate=-1"], "learning_rate must be a number of at least 0"),
         (["--model.auxiliary=prefix", "--model.keep=4"], "nothing to train; keep fewer"),
         (["--model.auxiliary=prefix", "--model.keep=9"], "keep 9 is no prefix of 4 layers"),
         (["--model.auxiliary=pruned", "--model.keep=2"], "which only a prefix takes"),

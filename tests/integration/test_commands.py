@@ -521,3 +521,21 @@ def test_a_prompt_file_in_another_encoding_is_named(lit_kvpred, run, tmp_path):
     result = lit_kvpred("generate", str(run / "artefact"), f"--prompt_file={prompt}")
     assert result.returncode == 1
     assert f"{prompt} is no UTF-8 text (byte 2)" in result.stderr
+
+
+@pytest.mark.parametrize("given", ["option", "standard input"])
+def test_a_prompt_in_another_encoding_is_named(lit_kvpred, run, given):
+    # What Python makes of a byte of latin-1 on a command line.
+    text = "na\udcefve"
+    words = ["--prompt", text] if given == "option" else []
+    result = lit_kvpred("generate", str(run / "artefact"), *words, stdin=text)
+    assert result.returncode == 1
+    name = "--prompt" if given == "option" else given
+    assert f"the prompt in {name} is no UTF-8 text (character 2)" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--periods", "--thresholds", "--tasks", "--policies"])
+def test_an_empty_list_is_no_choice(lit_kvpred, run, option):
+    result = lit_kvpred("sweep", str(run / "artefact"), option, "[]")
+    assert result.returncode == 1
+    assert f"{option} is an empty list; give a value or leave it out" in result.stderr

@@ -49,6 +49,11 @@ def test_settings_of_an_ablation_are_named_by_what_they_lack():
     assert labels == ["Sirius", "no interleave", "no rollback", "no rollback, no interleave"]
 
 
+def test_a_system_of_another_version_goes_by_its_own_name():
+    rows = [sweep_record("tomorrow", effective_density=0.8, aal=5.0, threshold=None)]
+    assert [line.get_label() for line in painted(rows).get_lines()] == ["tomorrow"]
+
+
 def test_without_scores_agreement_alone_is_drawn():
     records = [row | {"accuracy": None} for row in sweep_records()]
     (chart,) = sweep_charts("x", sweep_rows(records))

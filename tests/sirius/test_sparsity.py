@@ -154,10 +154,10 @@ def test_published_densities(config, keep, coarse, fine):
     assert sparse.density(FSparse(keep)) == pytest.approx(fine, abs=1e-3)
 
 
-@pytest.mark.parametrize("keep", [0, -0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("keep", [0, -0.1, 1.1, float("nan"), "0.5", True])
 def test_shares_out_of_range_are_refused(keep):
     for kind in (CSparse, FSparse):
-        with pytest.raises(ConfigurationError, match="keep must be above 0"):
+        with pytest.raises(ConfigurationError, match="keep must be a number above 0 and at most"):
             kind(keep)
 
 
