@@ -164,7 +164,7 @@ def test_private_memory_has_a_peak():
     [
         (["--new_tokens", "1"], "--new_tokens must be at least 2"),
         (["--memory_limit_mb", "0"], "--memory_limit_mb must be at least 1"),
-        (["--keep", "0"], "keep must be above 0"),
+        (["--keep", "0"], "keep must be a number above 0"),
         (["--period", "0"], "period must be a whole number of at least 1"),
         (["--dtype", "int4"], "unknown dtype 'int4'"),
         (["--prompt_tokens", "250"], "more than the base's 256 positions"),

@@ -235,5 +235,5 @@ def test_wrong_types_are_named():
         Correction(draft=CSparse)
     with pytest.raises(ConfigurationError, match="max_new_tokens must be a whole number"):
         model.generate(_SYSTEM, max_new_tokens=2.5)
-    with pytest.raises(ConfigurationError, match="keep must be above 0"):
+    with pytest.raises(ConfigurationError, match="keep must be a number above 0"):
         CSparse("half")

@@ -96,5 +96,5 @@ def test_auto_slices_make_the_text_the_bases(monkeypatch):
 
 @pytest.mark.parametrize("budget", [1.0, 0.0, float("nan")])
 def test_a_budget_without_room_is_refused(budget):
-    with pytest.raises(ConfigurationError, match="tpot_budget must be above 1"):
+    with pytest.raises(ConfigurationError, match="tpot_budget must be a number above 1"):
         Correction(slice_rows="auto", tpot_budget=budget)

@@ -323,7 +323,7 @@ def test_an_ablation_takes_each_part_of_sirius_away(lit_kvpred, run, tmp_path):
         (["--exact_prompt=true"], "--exact_prompt needs sparse drafts"),
         (["--figure=x.svg"], "--figure needs sparse drafts"),
         (["--draft=csparse", "--figure=x.xyz"], "must end in one of .svg, .png, .pdf"),
-        (["--draft=csparse", "--draft_keeps=[0.5,2]"], "sparsity keep must be above 0"),
+        (["--draft=csparse", "--draft_keeps=[0.5,2]"], "sparsity keep must be a number above 0"),
         (["--draft=csparse", "--ablation=true", "--tree_widths=2"], "use tree_width 1"),
         (["--batch_size=0"], "--batch_size must be at least 1, got 0"),
     ],
@@ -381,7 +381,7 @@ evaluation:
     [
         (
             {"class_path": "lit_kvpred.sirius.sparsity.CSparse", "init_args": {"keep": 2}},
-            "error: sparsity keep must be above 0 and at most 1, got 2",
+            "error: sparsity keep must be a number above 0 and at most 1, got 2",
         ),
         (
             {"class_path": "lit_kvpred.sirius.sparsity.CSparse", "init_args": {"kep": 1}},

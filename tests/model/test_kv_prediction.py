@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -225,8 +225,11 @@ def test_a_changed_token_moves_no_earlier_logit(family, t):
     changed = ids.clone()
     changed[0, t] = (ids[0, t] + 1) % 128
     before, after = model(ids), model(changed)
-    assert torch.equal(before.logits[:, :t], after.logits[:, :t])
-    assert torch.equal(before.auxiliary_logits[:, :t], after.auxiliary_logits[:, :t])
+    # Mixtures of experts compute the tokens of an expert together, and their number changes what
+    # is rounded.
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
+    close(before.logits[:, :t], after.logits[:, :t])
+    close(before.auxiliary_logits[:, :t], after.auxiliary_logits[:, :t])
     assert not torch.allclose(before.logits[:, t], after.logits[:, t], atol=1e-3)
 
 

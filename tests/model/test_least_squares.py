@@ -213,7 +213,9 @@ def test_batches_kept_apart_are_used_in_the_end():
     equations.add(auxiliary, base, _all(auxiliary))
     equations.solve_(fit.ridge)
     for a, b in zip(chosen.parameters(), given.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+        # Products of float32 rows, rounded differently by batch; without the batches kept apart the
+        # difference is above .01.
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 
 
 def test_solving_again_changes_nothing():
