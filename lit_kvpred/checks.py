@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 from lit_kvpred.errors import ConfigurationError
 
@@ -42,11 +43,11 @@ def require_number(
         ConfigurationError: Naming the setting, its range and its value.
     """
     if (
-        isinstance(value, int | float)
+        isinstance(value, Real)
         and not isinstance(value, bool)
-        and least <= value <= most
-        and (above is None or value > above)
-        and (below is None or value < below)
+        and least <= float(value) <= most
+        and (above is None or float(value) > above)
+        and (below is None or float(value) < below)
     ):
         return
     bounds = {"of at least": least, "above": above, "below": below, "at most": most}
@@ -65,5 +66,9 @@ def require_seed(name: str, value: object) -> None:
     Raises:
         ConfigurationError: Naming the setting ``name`` and its value.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
+    if (
+        not isinstance(value, Integral)
+        or isinstance(value, bool)
+        or not -(2**63) <= int(value) < 2**64
+    ):
         raise ConfigurationError(f"{name} must be a whole number of at most 64 bits, got {value!r}")

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from lit_kvpred.checks import require_count, require_number, require_seed
@@ -42,8 +43,14 @@ def test_numbers_lie_within_their_bounds(bounds, fit, wrong, wanted):
         assert str(error.value) == f"x must be {wanted}, got {value!r}"
 
 
+def test_numbers_of_numpy_are_numbers():
+    require_number("x", np.float32(0.5), above=0, most=1)
+    with pytest.raises(ConfigurationError, match=r"^x must be a number above 0, got "):
+        require_number("x", np.float32("nan"), above=0)
+
+
 def test_seeds_are_what_torch_takes():
-    for value in (0, -(2**63), 2**64 - 1):
+    for value in (0, -(2**63), 2**64 - 1, np.int64(7)):
         require_seed("seed", value)
     for value in (2**64, -(2**63) - 1, 1.0, True, "1"):
         with pytest.raises(ConfigurationError, match=r"^seed must be a whole number of at most 64"):

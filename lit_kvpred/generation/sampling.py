@@ -58,7 +58,7 @@ class TokenChooser:
         if sampling.top_p < 1:
             self._warpers.append(TopPLogitsWarper(sampling.top_p))
         if sampling.seed is not None:
-            self._generator = torch.Generator(device).manual_seed(sampling.seed)
+            self._generator = torch.Generator(device).manual_seed(int(sampling.seed))
 
     def __call__(self, logits: Tensor) -> Tensor:
         """``(B, V)`` logits to ``(B,)`` token ids."""
