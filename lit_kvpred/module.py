@@ -26,6 +26,7 @@ from lit_kvpred.generation.own_text import own_text
 from lit_kvpred.losses import Reduction
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
+from lit_kvpred.model.exact_tail import ExactTail, tail_rows
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.kv_prediction import Init, KVPredictionModel
 from lit_kvpred.model.least_squares import Weighting
@@ -68,7 +69,8 @@ class KVPredictionModule(LightningModule):
         auxiliary_source: For ``canonical``: folder or hub id.
         features: What the predictor reads: ``kv`` (as published) or ``hidden``; null: ``hidden``
             for a prefix, ``kv`` otherwise.
-        exact_tail: Last prompt rows that the base runs itself on the predicted ones.
+        exact_tail: Last prompt rows that the base runs itself on the predicted ones: their number,
+            or the fraction of the prompt, never fewer than 16 rows.
         rank: For features ``hidden``: width of a bottleneck that all maps share; null for none.
         layer_map: For each base layer the auxiliary layer that feeds it; null: published rule.
         init: ``default`` (as published) or ``least_squares`` (closed form on exact rows).
@@ -105,7 +107,7 @@ class KVPredictionModule(LightningModule):
         keep: int | float | list[int] = 0.5,
         auxiliary_source: str | None = None,
         features: FeatureKind | None = None,
-        exact_tail: int = 1,
+        exact_tail: ExactTail = 1,
         rank: int | None = None,
         layer_map: list[int] | None = None,
         init: Init = "least_squares",
@@ -354,7 +356,8 @@ class KVPredictionModule(LightningModule):
 
     def _last_cut(self, length: int) -> int:
         """The last cut with a row behind the exact tail that has a next token; maybe below 1."""
-        return min(length * 3 // 4, length - self.hparams.exact_tail - 1)
+        rows = length - 1
+        return min(length * 3 // 4, rows - tail_rows(self.hparams.exact_tail, rows))
 
     def _has_cut(self, length: int) -> bool:
         return self._last_cut(length) >= 1

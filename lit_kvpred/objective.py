@@ -21,6 +21,7 @@ from lit_kvpred.losses import (
     reduce_layers,
     z_loss,
 )
+from lit_kvpred.model.exact_tail import tail_behind
 from lit_kvpred.model.hidden import hidden_states_leaving
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.predicted_rows import PredictedRows
@@ -118,7 +119,7 @@ def training_losses(
     """
     labels, mask = next_token_labels(input_ids, sequences)
     # Logits before the last row of the tail are never used at inference.
-    skipped = 0 if cut is None else model.exact_tail - 1
+    skipped = 0 if cut is None else tail_behind(model.exact_tail, cut) - 1
     after = slice((cut or 0) + skipped, None)
     first = model.auxiliary.exact_layers if objective.hidden_weight > 0 else model.adapter.n_layers
     with hidden_states_leaving(model.adapter, first) as exact_hidden:

@@ -18,6 +18,7 @@ from lit_kvpred.cli.arguments import (
 )
 from lit_kvpred.data_splits import TEST_SHARE
 from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.model.exact_tail import require_exact_tail
 
 
 def quality(
@@ -28,7 +29,7 @@ def quality(
     held_out: float = 0.05,
     prompt_tokens: int = 128,
     measured_tokens: int = 128,
-    exact_tails: list[int] | int | None = None,
+    exact_tails: list[int | float] | int | float | None = None,
     sequences: int = 32,
     batch_size: int = 4,
     json: str | None = None,
@@ -45,8 +46,8 @@ def quality(
             nothing was trained on.
         prompt_tokens: Rows of each sequence that are the prompt.
         measured_tokens: Rows after them, on which everything is measured.
-        exact_tails: Last prompt rows that the base runs itself, one measurement each; by default
-            what each artefact was trained with.
+        exact_tails: Last prompt rows that the base runs itself, one measurement each, as a number
+            of rows or a fraction of the prompt; by default what each artefact was trained with.
         sequences: Sequences of each text.
         batch_size: Sequences of a batch.
         json: File for all figures and the environment.
@@ -62,10 +63,11 @@ def quality(
         1,
         prompt_tokens=prompt_tokens,
         measured_tokens=measured_tokens,
-        exact_tails=tails,
         sequences=sequences,
         batch_size=batch_size,
     )
+    for tail in tails:
+        require_exact_tail("--exact_tails", tail)
     if not 0 < held_out < 1 - TEST_SHARE:
         raise ConfigurationError(
             f"--held_out must be above 0 and below {1 - TEST_SHARE}, got {held_out}"

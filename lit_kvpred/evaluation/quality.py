@@ -15,6 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_kvpred.losses import consistency, next_token_labels
+from lit_kvpred.model.exact_tail import ExactTail, tail_rows
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.predicted_rows import PredictedRows
 from lit_kvpred.model.sequences import Sequences
@@ -72,7 +73,7 @@ def compare_tails(
     input_ids: Tensor,
     sequences: Sequences,
     cut: int,
-    exact_tails: Sequence[int],
+    exact_tails: Sequence[ExactTail],
 ) -> Iterator[Comparison]:
     """Like `compare`, once for each length of the exact tail; the exact base runs only once."""
     labels, label_mask = next_token_labels(input_ids, sequences)
@@ -86,8 +87,8 @@ def compare_tails(
     assert exact.logits is not None
     first, after = model.auxiliary.exact_layers, slice(cut, None)
     for tail in exact_tails:
-        # The tail's last row is row `cut` itself.
-        before = slice(max(1, cut - (tail - 1)))
+        # The prompt's last row is row `cut` itself.
+        before = slice(max(1, cut + 1 - tail_rows(tail, cut + 1)))
         predicted = model.predict(auxiliary[before])
         logits = model.continue_from(predicted, input_ids, sequences, auxiliary.hidden)
         target = PredictedRows.of_exact(exact[before], model.adapter.shapes, first)

@@ -24,6 +24,7 @@ from lit_kvpred.generation.prefill import Prefill, exact_prefill
 from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.model.auxiliary import NetworkAuxiliary
 from lit_kvpred.model.caches import GrowingCache, drop_rows
+from lit_kvpred.model.exact_tail import ExactTail, tail_rows
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.kv_prediction import KVPredictionModel
 from lit_kvpred.model.prefix import PrefixAuxiliary
@@ -123,7 +124,12 @@ def count_flops(model: KVPredictionModel, n_tokens: int) -> dict[str, float] | N
     counted: dict[str, float] = {
         "base": base_flops,
         "kv_prediction": predicted,
-        "tail": flops.tail(base, n_tokens, model.exact_tail, depth=model.auxiliary.exact_layers),
+        "tail": flops.tail(
+            base,
+            n_tokens,
+            tail_rows(model.exact_tail, n_tokens),
+            depth=model.auxiliary.exact_layers,
+        ),
         "ratio": base_flops / predicted,
     }
     if isinstance(model.auxiliary, NetworkAuxiliary):
@@ -133,7 +139,9 @@ def count_flops(model: KVPredictionModel, n_tokens: int) -> dict[str, float] | N
     return counted
 
 
-def to_first_token(model: KVPredictionModel, n_tokens: int, exact_tail: int | None = None) -> int:
+def to_first_token(
+    model: KVPredictionModel, n_tokens: int, exact_tail: ExactTail | None = None
+) -> int:
     """Honest FLOPs of a predicted prefill.
 
     Args:
@@ -146,7 +154,7 @@ def to_first_token(model: KVPredictionModel, n_tokens: int, exact_tail: int | No
     """
     base, auxiliary = model.base.config, model.auxiliary
     parameters = n_parameters(model.predictor)
-    tail = model.exact_tail if exact_tail is None else exact_tail
+    tail = tail_rows(model.exact_tail if exact_tail is None else exact_tail, n_tokens)
     if isinstance(auxiliary, PrefixAuxiliary):
         return flops.prefix_prediction(
             base,
@@ -179,8 +187,7 @@ def _networks(model: KVPredictionModel) -> list[Any]:
 
 def _tail_run(model: KVPredictionModel, ids: Tensor) -> Callable[[], object]:
     """The base's run of the last rows alone, on an exact prompt."""
-    tail = min(model.exact_tail, ids.shape[1])
-    before = ids.shape[1] - tail
+    before = ids.shape[1] - tail_rows(model.exact_tail, ids.shape[1])
     cache = _exact(model.adapter, ids[:, :before]).cache if before else GrowingCache()
     positions = torch.arange(before, ids.shape[1], device=ids.device).expand(len(ids), -1)
     cut = model.auxiliary.cut

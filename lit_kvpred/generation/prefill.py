@@ -10,6 +10,7 @@ from transformers import Cache
 from lit_kvpred.generation.prompt import Prompt, check_readable
 from lit_kvpred.model.caches import empty_cache, padding_mask
 from lit_kvpred.model.depth import DepthCut
+from lit_kvpred.model.exact_tail import tail_rows
 from lit_kvpred.model.family import FamilyAdapter
 from lit_kvpred.model.reading import rows_of_cache
 from lit_kvpred.sirius.sparsity import NeuronStatistics, counting
@@ -44,8 +45,8 @@ def predicted_prefill(
 ) -> Prefill:
     """Predict the rows of all prompt tokens but the last ones; the base runs these (KVP 4.2).
 
-    The base runs ``model.exact_tail`` rows, all of them where the unknown part of the prompt is no
-    longer. Rows known from a context stay as they are.
+    The base runs the tail that ``model.exact_tail`` says, all rows where the unknown part of the
+    prompt is no longer. Rows known from a context stay as they are.
 
     Args:
         model: The joined model.
@@ -136,7 +137,7 @@ def exact_prefill(
 
 def _first_exact(model: KVPredictionModel, prompt: Prompt) -> int:
     """Index of the first row behind the predicted ones."""
-    return max(prompt.known, prompt.n_rows - model.exact_tail)
+    return prompt.n_rows - tail_rows(model.exact_tail, prompt.n_rows - prompt.known)
 
 
 def _known_cache(

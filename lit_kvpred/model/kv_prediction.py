@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from lit_kvpred.checks import require_count
 from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import Auxiliary
 from lit_kvpred.model.caches import ReplayCache, filled_cache
+from lit_kvpred.model.exact_tail import ExactTail, require_exact_tail
 from lit_kvpred.model.family import FamilyAdapter, split_heads
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.least_squares import LeastSquaresFit, Weighting
@@ -64,8 +64,8 @@ class KVPredictionModel(nn.Module):
             once `fit_least_squares` has seen calibration batches.
         layer_map: For each predicted base layer the auxiliary layer that feeds it (features
             ``kv``); by default the published rule of the auxiliary's kind.
-        exact_tail: Last prompt rows that the base runs itself on the predicted ones; 1 is the
-            paper's.
+        exact_tail: Last prompt rows that the base runs itself on the predicted ones, 1 in the
+            paper; or the fraction of the prompt's new rows, never fewer than 16 of them.
         rank: Width of a bottleneck that all maps of features ``hidden`` share; None for none.
 
     Raises:
@@ -81,13 +81,13 @@ class KVPredictionModel(nn.Module):
         features: FeatureKind | None = None,
         init: Init = "default",
         layer_map: list[int] | None = None,
-        exact_tail: int = 1,
+        exact_tail: ExactTail = 1,
         rank: int | None = None,
     ) -> None:
         super().__init__()
         if features not in (None, "kv", "hidden"):
             raise ConfigurationError(f"features '{features}' are unknown; use 'kv' or 'hidden'")
-        require_count("exact_tail", exact_tail)
+        require_exact_tail("exact_tail", exact_tail)
         if auxiliary.cut is not None and auxiliary.adapter.model is not base:
             raise ConfigurationError(
                 "the prefix auxiliary was built from another model; pass the same base to both"

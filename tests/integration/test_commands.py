@@ -193,7 +193,11 @@ def test_quality_measures_artefacts_on_texts(lit_kvpred, run, documents_folder, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--exact_tails=[1,0]"], "--exact_tails must be at least 1, got 0"),
+        (
+            ["--exact_tails=[1,0]"],
+            "--exact_tails must be a whole number of at least 1 or a fraction",
+        ),
+        (["--exact_tails=1.5"], "fraction between 0 and 1, got 1.5"),
         (["--prompt_tokens=0"], "--prompt_tokens must be at least 1, got 0"),
         (["--measured_tokens=0"], "--measured_tokens must be at least 1, got 0"),
         (["--figure=x.xyz"], "must end in one of .svg, .png, .pdf"),
