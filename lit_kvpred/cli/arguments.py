@@ -69,8 +69,18 @@ def require_figure(figure: str | None) -> None:
 
 
 def write_json(file: str, content: dict[str, Any]) -> None:
-    """Write what a command measured."""
-    Path(file).write_text(json.dumps(content, indent=2) + "\n")
+    """Write what a command measured; what the file held before survives a full disk.
+
+    Raises:
+        ConfigurationError: If the file can't be written.
+    """
+    from lit_kvpred.report.atomic import write_atomically
+
+    path, text = Path(file), json.dumps(content, indent=2) + "\n"
+    if path.exists() and not path.is_file():
+        path.write_text(text)  # A pipe or a device can't be replaced.
+    else:
+        write_atomically({path: text})
 
 
 def with_list_first(words: Sequence[str]) -> list[str]:

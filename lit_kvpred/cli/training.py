@@ -19,6 +19,7 @@ from lit_kvpred.callbacks import KVPredictionEvaluation, LastCheckpoint, RunReco
 from lit_kvpred.cli.arguments import option_value, with_config_paths
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.module import KVPredictionModule
+from lit_kvpred.report.atomic import write_atomically
 from lit_kvpred.run_folder import RunCSVLogger, RunFolder, read_checkpoint
 
 
@@ -157,7 +158,7 @@ class KVPredictionCLI(LightningCLI):
         evaluation.prompts.attach_tokenizer(model.tokenizer)
         batches = self.trainer.predict(model, **kwargs)
         lines = [json.dumps(answer) + "\n" for batch in batches or [] for answer in batch]
-        (self.folder.path / "predictions.jsonl").write_text("".join(lines))
+        write_atomically({self.folder.path / "predictions.jsonl": "".join(lines)})
 
 
 def run(words: list[str]) -> None:

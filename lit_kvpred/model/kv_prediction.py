@@ -417,7 +417,10 @@ class KVPredictionModel(nn.Module):
     # -- memory and artefacts ---------------------------------------------------------------
 
     def release_auxiliary(self) -> None:
-        """Move the auxiliary's and predictor's weights to disk until the next prompt needs them."""
+        """Move the auxiliary's and predictor's weights to disk until the next prompt needs them.
+
+        A network that was passed to `build_auxiliary` as ``source`` is moved itself, not a copy.
+        """
         if self._store is None:
             self._store = AuxiliaryStore()
         self._store.release(nn.ModuleList([self.auxiliary, self.predictor]))
