@@ -77,8 +77,8 @@ def write_json(file: str, content: dict[str, Any]) -> None:
     from lit_kvpred.report.atomic import write_atomically
 
     path, text = Path(file), json.dumps(content, indent=2) + "\n"
-    if path.exists() and not path.is_file():
-        path.write_text(text)  # A pipe or a device can't be replaced.
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text)  # A link, such as /dev/stdout, a pipe or a device must stay one.
     else:
         write_atomically({path: text})
 

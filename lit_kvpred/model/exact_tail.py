@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
-
 from lit_kvpred.errors import ConfigurationError
 
 ExactTail = int | float
@@ -19,11 +17,9 @@ def require_exact_tail(name: str, value: object) -> None:
     Raises:
         ConfigurationError: Naming the setting ``name`` and its value.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        valid = int(value) >= 1
-    else:
-        valid = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1
-    if not valid:
+    rows = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    fraction = isinstance(value, float) and 0 < value < 1
+    if not (rows or fraction):
         raise ConfigurationError(
             f"{name} must be a whole number of at least 1 or a fraction between 0 and 1, "
             f"got {value!r}"
@@ -35,10 +31,9 @@ def tail_rows(exact_tail: ExactTail, n_rows: int) -> int:
 
     A fraction is rounded down and counts `LEAST_ROWS` at least.
     """
-    wanted = exact_tail
-    if not isinstance(exact_tail, Integral):
-        wanted = max(LEAST_ROWS, int(exact_tail * n_rows))
-    return min(int(wanted), n_rows)
+    if isinstance(exact_tail, float):
+        exact_tail = max(LEAST_ROWS, int(exact_tail * n_rows))
+    return min(exact_tail, n_rows)
 
 
 def tail_behind(exact_tail: ExactTail, predicted_rows: int) -> int:

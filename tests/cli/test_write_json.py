@@ -45,3 +45,14 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     reader.join(timeout=10)
     assert json.loads(read[0]) == {"results": []}
     assert pipe.is_fifo()
+
+
+def test_a_link_is_written_through_and_stays_one(tmp_path):
+    target, link = tmp_path / "rows.json", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    inode = target.stat().st_ino
+    write_json(str(link), {"results": []})
+    assert link.is_symlink()
+    assert target.stat().st_ino == inode
+    assert json.loads(target.read_text()) == {"results": []}

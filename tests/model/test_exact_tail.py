@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,7 +39,10 @@ def test_a_tail_behind_predicted_rows_is_the_shortest_that_leaves_them(exact_tai
         assert predicted + rows - 1 - tail_rows(exact_tail, predicted + rows - 1) != predicted
 
 
-@pytest.mark.parametrize("exact_tail", [0, -1, True, 0.0, 1.0, 1.5, float("nan"), "8", None])
+@pytest.mark.parametrize(
+    "exact_tail",
+    [0, -1, True, 0.0, 1.0, 1.5, float("nan"), "8", None, np.float32(0.5), np.int64(4)],
+)
 def test_other_tails_are_refused(exact_tail):
     with pytest.raises(ConfigurationError, match="tail must be a whole number of at least 1 or a"):
         require_exact_tail("tail", exact_tail)
