@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lit_kvpred.errors import DataError
+from lit_kvpred.json_text import parse_json
 
 _RECORD_LINES = frozenset({".jsonl", ".ndjson"})
 _LONG_TEXT = 16_384
@@ -72,7 +73,8 @@ def read_documents(file: TextFile, text_field: str) -> Iterator[Document]:
         The documents in the order of the file.
 
     Raises:
-        DataError: The file cannot be read, a line is not JSON, or a record lacks the text field.
+        DataError: The file cannot be read or is binary, a line is not JSON, or a record lacks the
+            text field.
     """
     suffix = suffix_of(file.name)
     if suffix in _RECORD_LINES or suffix in (".json", ".parquet"):
@@ -167,7 +169,7 @@ def _parquet_records(file: TextFile) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 def _parse(text: str, place: Place | str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{place} is not JSON: {error}") from error
 
@@ -190,8 +192,11 @@ def _text_of(record: Mapping[str, Any], field: str, place: Place | str) -> str:
 
 
 def _read_text(file: TextFile) -> str:
-    with _opened(file) as text:
-        return text.read()
+    with _opened(file) as opened:
+        text = opened.read()
+    if "\0" in text:
+        raise DataError(f"{file.path} holds binary data, no UTF-8 text; convert it or leave it out")
+    return text
 
 
 def _blocks(text: str) -> Iterator[str]:

@@ -266,8 +266,7 @@ class TextDataModule(LightningDataModule):
         rows = self._opened().evaluation_rows(split, self.validation_sequences)
         if len(rows) == 0:
             raise DataError(
-                f"no sequence fell into the {split} split; add documents or raise the share of "
-                "them that it takes"
+                f"no sequence fell into the {split} split; add documents or raise {split}_share"
             )
         return DataLoader(
             rows,

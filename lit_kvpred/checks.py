@@ -60,6 +60,16 @@ def require_number(
     raise ConfigurationError(f"{name} must be {wanted}, got {value!r}")
 
 
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ConfigurationError: Naming the setting ``name`` and its value.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {value!r}")
+
+
 def require_seed(name: str, value: object) -> None:
     """Refuse what torch's generators don't take: whole numbers of up to 64 bits.
 

@@ -26,7 +26,7 @@ from lit_kvpred.generation.own_text import own_text
 from lit_kvpred.losses import Reduction
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
-from lit_kvpred.model.exact_tail import ExactTail, tail_rows
+from lit_kvpred.model.exact_tail import ExactTail, require_exact_tail, tail_rows
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.kv_prediction import Init, KVPredictionModel
 from lit_kvpred.model.least_squares import Weighting
@@ -144,6 +144,9 @@ class KVPredictionModule(LightningModule):
             split=split,
         )
         require_seed("model.seed", seed)
+        require_exact_tail("model.exact_tail", exact_tail)
+        if rank is not None:
+            require_count("model.rank", rank)
         if ridge is not None:
             require_number("model.ridge", ridge, least=0, below=math.inf)
         least = 1 if init == "least_squares" else 0
@@ -226,7 +229,18 @@ class KVPredictionModule(LightningModule):
     # -- fitting ----------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Fit the predictor in closed form, unless a checkpoint brings a trained one."""
+        """Fit the predictor in closed form, unless a checkpoint brings a trained one.
+
+        Raises:
+            ConfigurationError: If the training rows are too short to teach anything.
+        """
+        length = getattr(self.trainer.datamodule, "sequence_length", None)
+        if self.objective.split == "matched" and length is not None and not self._has_cut(length):
+            raise ConfigurationError(
+                f"rows of {length} tokens have nothing to compare behind a predicted row and an "
+                f"exact tail of {self.hparams.exact_tail}; raise data.sequence_length or lower "
+                "model.exact_tail"
+            )
         if self.hparams.init == "least_squares" and self.trainer.ckpt_path is None:
             self.fit_predictor(self._calibration_batches())
 

@@ -10,6 +10,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import random
 
+# Its log handler keeps the stderr that it finds when it is imported: not that of a single test.
+import lightning.pytorch  # noqa: F401
 import pytest
 import torch
 from hypothesis import settings

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lit_kvpred.checks import require_count, require_number, require_seed
+from lit_kvpred.checks import require_count, require_flag, require_number, require_seed
 from lit_kvpred.errors import ConfigurationError
 
 
@@ -47,6 +47,15 @@ def test_numbers_of_numpy_are_numbers():
     require_number("x", np.float32(0.5), above=0, most=1)
     with pytest.raises(ConfigurationError, match=r"^x must be a number above 0, got "):
         require_number("x", np.float32("nan"), above=0)
+
+
+def test_flags_are_true_or_false():
+    require_flag("x", True)
+    require_flag("x", False)
+    for value in (1, 0.0, None, "true", np.bool_(True)):
+        with pytest.raises(ConfigurationError) as error:
+            require_flag("x", value)
+        assert str(error.value) == f"x must be True or False, got {value!r}"
 
 
 def test_seeds_are_what_torch_takes():

@@ -173,18 +173,41 @@ def test_cuts_leave_something_behind_the_tail(base):
     assert module._random_cut(22) == 1
 
 
-def test_batches_with_nothing_behind_the_tail_teach_nothing_and_are_named(base, data, tmp_path):
-    module = KVPredictionModule(
-        base, split="matched", exact_tail=23, distillation_weight=1.0, base_weight=0.0,
+def _distilled_with_tail(base, tail) -> KVPredictionModule:
+    return KVPredictionModule(
+        base, split="matched", exact_tail=tail, distillation_weight=1.0, base_weight=0.0,
         auxiliary_weight=0.0, consistency_weight=0.0, weight_decay=0.0, auxiliary="prefix",
     )  # fmt: skip
+
+
+def test_rows_with_nothing_behind_the_tail_are_refused_before_anything_is_fitted(
+    base, data, tmp_path
+):
+    module = _distilled_with_tail(base, 23)
+    message = "rows of 24 tokens have nothing to compare .* exact tail of 23; raise data.sequence_"
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(tmp_path).fit(module, datamodule=data)
+    assert module.batches_seen == 0
+    trainer(tmp_path).fit(_distilled_with_tail(base, 22), datamodule=data)
+
+
+def test_batches_with_nothing_behind_the_tail_teach_nothing_and_are_named(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LIT_KVPRED_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "short.jsonl").write_text('{"text": "some twenty letters"}\n' * 40)
+    data = TextDataModule(
+        base, [str(tmp_path / "short.jsonl")], sequence_length=64, batch_size=2,
+        packing="padded", validation_share=0.2, validation_sequences=3,
+    )  # fmt: skip
+    module = _distilled_with_tail(base, 40)
     start = {}
     module.on_train_start = lambda: start.update(
         {name: tensor.clone() for name, tensor in module.state_dict().items()}
     )
-    with pytest.warns(UserWarning, match="A batch of 24 tokens has nothing to compare"):
+    with pytest.warns(UserWarning, match="A batch of 20 tokens has nothing to compare"):
         trainer(tmp_path, max_steps=2).fit(module, datamodule=data)
-    assert module.tokens_seen == 2 * 2 * 24
+    assert module.tokens_seen == 2 * 2 * 20
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, start[name]), name
 
@@ -205,6 +228,8 @@ def test_batches_with_nothing_behind_the_tail_teach_nothing_and_are_named(base, 
         ({"calibration_batches": 0}, "calibration_batches must be a whole number of at least 1"),
         ({"calibration_batches": None}, "calibration_batches must be a whole number"),
         ({"generated_batches": -1}, "generated_batches must be a whole number of at least 0"),
+        ({"exact_tail": 0}, "model.exact_tail must be a whole number of at least 1 or a fraction"),
+        ({"rank": 0}, "model.rank must be a whole number of at least 1, got 0"),
         ({"seed": 1.0}, "seed must be a whole number"),
         ({"hidden_weight": None}, "hidden_weight must be a number"),
     ],

@@ -68,8 +68,10 @@ def _explain(error: Exception) -> tuple[str, int]:
     """One line and the exit status for an error."""
     from jsonargparse import ArgumentError
 
+    from lit_kvpred.cli.parser_messages import short_message
+
     if isinstance(error, ArgumentError):
-        return " ".join(str(error).split()), 2
+        return short_message(str(error)), 2
     cause: BaseException | None = error
     while cause is not None:
         # What reads configurations wraps errors of the objects that it makes.

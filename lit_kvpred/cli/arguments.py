@@ -51,8 +51,10 @@ def require_at_least(least: int, **numbers: int | list[int]) -> None:
 
 
 def require_folder(**files: str | None) -> None:
-    """Raise `ConfigurationError` if the folder of a file that shall be written is missing."""
+    """Raise `ConfigurationError` if a file that shall be written has no folder, or is one."""
     for name, file in files.items():
+        if file is not None and Path(file).is_dir():
+            raise ConfigurationError(f"--{name} {file} is a folder; name a file in it")
         if file is not None and not Path(file).parent.is_dir():
             raise ConfigurationError(
                 f"--{name} {file}: {Path(file).parent} is no folder; make it first"

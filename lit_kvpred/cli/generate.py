@@ -6,11 +6,11 @@ import dataclasses
 import json
 import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any, Literal
 
 from lit_kvpred.cli.arguments import call_with_arguments, listed
 from lit_kvpred.cli.draft_options import chosen_draft, require_draft
+from lit_kvpred.cli.prompt_text import read_prompt, require_unicode
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.correction import Acceptance, StreamingPolicy
 
@@ -78,11 +78,12 @@ def generate(
     from lit_kvpred.sirius.correction import Correction
 
     if prompt is not None and prompt_file is not None:
-        raise ConfigurationError("give either --prompt or --prompt_file")
+        raise ConfigurationError("--prompt and --prompt_file exclude each other; leave one out")
     text = prompt
     if text is None:
-        text = _read_prompt(prompt_file)
-    _require_text(text, "--prompt" if prompt is not None else prompt_file or "standard input")
+        text = read_prompt(prompt_file)
+    else:
+        require_unicode(text, "--prompt")
     require_draft(draft, draft_keep=draft_keep, tree_width=tree_width)
     if not corrected and (draft is not None or acceptance != "threshold"):
         raise ConfigurationError(
@@ -122,29 +123,6 @@ def generate(
         _print_events(events, tokenizer)
     else:
         _print_text(events, tokenizer)
-
-
-def _read_prompt(file: str | None) -> str:
-    """The text of a file, or of standard input."""
-    try:
-        return sys.stdin.read() if file is None else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        name = "standard input" if file is None else file
-        raise ConfigurationError(
-            f"the prompt in {name} is no UTF-8 text (byte {error.start}); convert it, for instance "
-            "with iconv -t UTF-8"
-        ) from error
-
-
-def _require_text(text: str, source: str) -> None:
-    """Refuse bytes that the system passed on as halves of surrogate pairs."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"the prompt in {source} is no UTF-8 text (character {error.start}); convert it, for "
-            "instance with iconv -t UTF-8"
-        ) from error
 
 
 def _print_events(events: Generator[Any, None, Any], tokenizer: Any) -> None:

@@ -13,6 +13,7 @@ from lit_kvpred.cli.arguments import (
     require_folder,
     write_json,
 )
+from lit_kvpred.cli.prompt_text import read_prompt
 from lit_kvpred.errors import ConfigurationError, DataError
 
 
@@ -115,7 +116,7 @@ def _prompt(file: str | None, tokenizer: Any, most: int) -> list[int]:
 
     if file is None:
         return next(document_prompts("stdlib", tokenizer, most, 1))[0].tolist()
-    ids: list[int] = tokenizer(Path(file).read_text())["input_ids"][:most]
+    ids: list[int] = tokenizer(read_prompt(file))["input_ids"][:most]
     if not ids:
         raise DataError(f"{file} holds no text; give a prompt of at least one token")
     return ids

@@ -17,7 +17,7 @@ from lit_kvpred.cli.arguments import (
     write_json,
 )
 from lit_kvpred.data_splits import TEST_SHARE
-from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.errors import ConfigurationError, DataError
 from lit_kvpred.model.exact_tail import require_exact_tail
 
 
@@ -121,7 +121,13 @@ def _batches(
     )
     data.prepare_data()
     data.setup()
-    return data.val_dataloader()
+    try:
+        return data.val_dataloader()
+    except DataError as error:
+        raise DataError(
+            f"no sequence of {length} tokens of {source} is held out; give more text, or raise "
+            "--held_out for text that nothing was trained on"
+        ) from error
 
 
 _COLUMNS = {

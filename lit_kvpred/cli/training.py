@@ -7,7 +7,6 @@ import logging
 import warnings
 from typing import Any
 
-from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -89,10 +88,8 @@ class KVPredictionCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        try:
-            self.config = parser.parse_args(args)
-        except ArgumentError as error:
-            raise _about_the_draft(error) or error from error
+        """As Lightning does, without its warning of arguments that don't come from ``sys.argv``."""
+        self.config = parser.parse_args(args)
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -101,7 +98,6 @@ class KVPredictionCLI(LightningCLI):
     @override
     def before_instantiate_classes(self) -> None:
         self.folder = RunFolder(self._get(self.config, "run"))
-        self.folder.prepare()
         name = self._get(self.config, "ckpt_path")
         if name is None and self.subcommand == "fit":
             self.folder.refuse_overwriting()
@@ -110,6 +106,11 @@ class KVPredictionCLI(LightningCLI):
         read_checkpoint(file)
         self.config[self.subcommand]["ckpt_path"] = str(file)
         self.config[self.subcommand]["weights_only"] = True
+
+    @override
+    def after_instantiate_classes(self) -> None:
+        """Make the run folder, once the settings proved to be usable."""
+        self.folder.prepare()
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -176,18 +177,6 @@ def run(words: list[str]) -> None:
         parser_kwargs={"exit_on_error": False}
         | {name: {"exit_on_error": False} for name in KVPredictionCLI.subcommands()},
         args=with_config_paths(words),
-    )
-
-
-def _about_the_draft(error: ArgumentError) -> ArgumentError | None:
-    """Says what a draft looks like, where the parser tells all the types that it is not of."""
-    if '"evaluation.correction.draft"' not in str(error):
-        return None
-    _, _, given = str(error).rpartition("Given value: ")
-    return ArgumentError(
-        None,
-        "evaluation.correction.draft must be null, or class_path lit_kvpred.sirius.sparsity.CSparse"
-        f" (or FSparse) with init_args {{keep: SHARE}}; got {given}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lit_kvpred.errors import PromptError
@@ -60,29 +61,11 @@ def describe_prompt(
         PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
             the positions together with ``new_tokens``, or if the context is another model's.
     """
-    if not isinstance(input_ids, Tensor):
-        raise PromptError(
-            f"input_ids must be a tensor, got {type(input_ids).__name__}; "
-            "tokenize with return_tensors='pt'"
-        )
-    if input_ids.ndim != 2:
-        raise PromptError(
-            f"input_ids must be (prompts, tokens), got shape {tuple(input_ids.shape)}; "
-            "add a batch dimension"
-        )
-    if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
-        raise PromptError(
-            f"the prompt is empty (input_ids of shape {tuple(input_ids.shape)}); "
-            "give at least one token"
-        )
+    _check_ids(input_ids)
     batch_size, length = input_ids.shape
     sequences = Sequences.unpadded(batch_size, length, input_ids.device)
     if attention_mask is not None:
-        if attention_mask.shape != input_ids.shape:
-            raise PromptError(
-                f"attention_mask {tuple(attention_mask.shape)} must have the shape of input_ids "
-                f"{tuple(input_ids.shape)}"
-            )
+        _check_mask(attention_mask, input_ids)
         if not bool(attention_mask.bool().all()):
             sequences = Sequences.padded(attention_mask)
         _check_left_padding(sequences.real)
@@ -114,6 +97,42 @@ def check_readable(
         raise PromptError(
             f"prompt and answer need {longest} positions ({longest - new_tokens} + {new_tokens}) "
             f"but {reader} has {adapter.max_positions}; shorten the prompt or ask for fewer tokens"
+        )
+
+
+def _check_ids(input_ids: object) -> None:
+    if not isinstance(input_ids, Tensor):
+        raise PromptError(
+            f"input_ids must be a tensor, got {type(input_ids).__name__}; "
+            "tokenize with return_tensors='pt'"
+        )
+    if input_ids.ndim != 2:
+        raise PromptError(
+            f"input_ids must be (prompts, tokens), got shape {tuple(input_ids.shape)}; "
+            "add a batch dimension"
+        )
+    if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
+        raise PromptError("the prompt is empty; give at least one token")
+    if input_ids.dtype.is_floating_point or input_ids.dtype in (torch.bool, torch.complex64):
+        dtype = str(input_ids.dtype).removeprefix("torch.")
+        raise PromptError(
+            f"input_ids must hold token ids, whole numbers, got {dtype}; pass what the tokenizer "
+            "returns"
+        )
+
+
+def _check_mask(attention_mask: object, input_ids: Tensor) -> None:
+    if not isinstance(attention_mask, Tensor):
+        raise PromptError(
+            f"attention_mask must be a tensor, got {type(attention_mask).__name__}; "
+            "tokenize with return_tensors='pt'"
+        )
+    if bool(attention_mask.isnan().any()):
+        raise PromptError("attention_mask holds NaN; give 1 for tokens and 0 for padding")
+    if attention_mask.shape != input_ids.shape:
+        raise PromptError(
+            f"attention_mask {tuple(attention_mask.shape)} must have the shape of input_ids "
+            f"{tuple(input_ids.shape)}"
         )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_kvpred.checks import require_count, require_flag
+from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.context import ExactContext
 from lit_kvpred.generation.sampling import GREEDY, Sampling
 from lit_kvpred.generation.stopping import StopRule, eos_token_ids
@@ -30,6 +32,9 @@ class GenerationSettings:
             token where need be.
         release_auxiliary: Put the auxiliary's weights on disk after the prefill; they come back
             for the next prompt.
+
+    Raises:
+        ConfigurationError: If a setting is of another type.
     """
 
     max_new_tokens: int = 128
@@ -43,18 +48,28 @@ class GenerationSettings:
     keep_context: bool = False
     release_auxiliary: bool = False
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, Sampling):
+            raise ConfigurationError(f"sampling must be a Sampling(...), got {self.sampling!r}")
+        for name in ("stop_after_text", "static_cache", "keep_context", "release_auxiliary"):
+            require_flag(name, getattr(self, name))
+        for token in self._eos_ids(()):
+            require_count("each of eos_ids", token, least=0)
+
     def stop_rule(self, base: PreTrainedModel) -> StopRule:
         """The rule that ends an answer of ``base``.
 
         Raises:
             ConfigurationError: If a limit is not positive or the tokenizer is missing.
         """
-        ids = eos_token_ids(base) if self.eos_ids is None else self.eos_ids
-        ids = [ids] if isinstance(ids, int) else ids
         return StopRule(
-            ids,
+            self._eos_ids(eos_token_ids(base)),
             self.max_new_tokens,
             self.stop_strings,
             self.tokenizer,
             stop_after_text=self.stop_after_text,
         )
+
+    def _eos_ids(self, default: Sequence[int]) -> Sequence[int]:
+        ids = default if self.eos_ids is None else self.eos_ids
+        return ids if isinstance(ids, Sequence) and not isinstance(ids, str) else [ids]

@@ -26,6 +26,7 @@ from lit_kvpred.generation.prefill import predicted_prefill
 from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.generation.row_states import RowStates
 from lit_kvpred.generation.stopping import StopRule
+from lit_kvpred.json_text import parse_json
 from lit_kvpred.model.streamed import streamed_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def step_seconds(
 
 def _read(file: Path) -> dict[int, float] | None:
     try:
-        seconds = {int(rows): float(s) for rows, s in json.loads(file.read_text()).items()}
+        seconds = {int(rows): float(s) for rows, s in parse_json(file.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return seconds if 0 in seconds else None

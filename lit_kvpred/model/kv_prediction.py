@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from lit_kvpred.checks import require_count
 from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.settings import GenerationSettings
 from lit_kvpred.model.auxiliary import Auxiliary
@@ -88,6 +89,10 @@ class KVPredictionModel(nn.Module):
         if features not in (None, "kv", "hidden"):
             raise ConfigurationError(f"features '{features}' are unknown; use 'kv' or 'hidden'")
         require_exact_tail("exact_tail", exact_tail)
+        if not isinstance(auxiliary, Auxiliary):
+            raise ConfigurationError(
+                f"auxiliary must come from build_auxiliary, got {type(auxiliary).__name__}"
+            )
         if auxiliary.cut is not None and auxiliary.adapter.model is not base:
             raise ConfigurationError(
                 "the prefix auxiliary was built from another model; pass the same base to both"
@@ -311,12 +316,13 @@ class KVPredictionModel(nn.Module):
             input_ids: ``(B, N)`` long, left-padded; N = 1 runs the base alone.
             attention_mask: ``(B, N)``, 0 at left padding.
             context: Exact rows that the prompts begin with, from `exact_context` or an answer.
-            static_length: Slots of a static cache; None makes a dynamic one.
+            static_length: Slots of a static cache, at least N; None makes a dynamic one.
 
         Returns:
             ``.logits`` ``(B, V)`` of the first answer token and ``.cache`` with N rows.
 
         Raises:
+            ConfigurationError: If ``static_length`` is less than N.
             PromptError: If the prompt is empty, too long, or padded on the right.
         """
         from lit_kvpred.generation.prefill import predicted_prefill
@@ -324,6 +330,8 @@ class KVPredictionModel(nn.Module):
         from lit_kvpred.generation.turns import turn_on
 
         prompt = describe_prompt(self.adapter, input_ids, attention_mask, context=context)
+        if static_length is not None:
+            require_count("static_length", static_length, least=prompt.n_rows)
         with turn_on(self.base):
             return predicted_prefill(self, prompt, static_length=static_length)
 

@@ -66,8 +66,9 @@ def pruned_layer_map(kept: Sequence[int], n_base: int) -> list[int]:
 
 def check_kept_layers(kept: Sequence[int], n_base: int) -> None:
     """Raise `ConfigurationError` unless ``kept`` is 0 < ... < n_base, strictly increasing."""
-    increasing = all(a < b for a, b in itertools.pairwise(kept))
-    if not kept or kept[0] != 0 or not increasing or kept[-1] >= n_base:
+    whole = all(isinstance(k, int) and not isinstance(k, bool) for k in kept)
+    increasing = whole and all(a < b for a, b in itertools.pairwise(kept))
+    if not kept or not increasing or kept[0] != 0 or kept[-1] >= n_base:
         raise ConfigurationError(
             f"kept layers {list(kept)} must increase strictly, start with 0 (nothing feeds base "
             f"layer 0 otherwise) and stay below {n_base}"

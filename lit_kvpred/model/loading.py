@@ -7,7 +7,6 @@ large is loaded.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as hf_logging
 
 from lit_kvpred.errors import BaseModelError, ConfigurationError, UnsupportedFamilyError
+from lit_kvpred.json_text import parse_json
 
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _MODEL_FILES = (*_TOKENIZER_FILES, "*.safetensors")
@@ -175,7 +175,7 @@ def _fetch(source: str, revision: str | None, files: tuple[str, ...]) -> Path:
     except HFValidationError:
         looks_like_path = True
     if looks_like_path:
-        raise BaseModelError(f"{source}: no such folder or file")
+        raise BaseModelError(f"{source}: no such folder or file; check the path")
     try:
         # Other formats of the same weights lie in sub-folders.
         folder = snapshot_download(
@@ -287,7 +287,7 @@ def folder_config(folder: Path, source: str | Path) -> PreTrainedConfig:
     if not file.is_file():
         raise BaseModelError(f"{source}: no config.json in this folder; it holds no base model")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = parse_json(file.read_text(encoding="utf-8"))
         family = values.get("model_type", "")
     except (ValueError, AttributeError) as error:
         raise BaseModelError(f"{file} is not a model configuration: {_one_line(error)}") from error

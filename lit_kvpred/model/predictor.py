@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lit_kvpred.checks import require_count
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.model.family import LayerShape
 from lit_kvpred.model.features import Features
@@ -47,11 +48,16 @@ class KVPredictor(nn.Module):
         widths = dict(features.widths)
         self.rank, self.bottleneck = rank, None
         if rank is not None:
+            require_count("rank", rank)
             (name, width), *others = widths.items()
-            if others or not 1 <= rank <= width:
+            if others:
                 raise ConfigurationError(
-                    f"rank {rank} needs features that all maps share (hidden) and at most their "
-                    f"width, got widths {widths}"
+                    f"rank {rank} needs features that all maps share; set features to hidden, or "
+                    "leave rank out"
+                )
+            if rank > width:
+                raise ConfigurationError(
+                    f"rank must be at most {width}, the width of the features, got {rank}"
                 )
             self.bottleneck = nn.Linear(width, rank, bias=False)
             widths[name] = rank

@@ -6,7 +6,6 @@ of one's own is there once, where it was asked for.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_kvpred.errors import BaseModelError, CheckpointError
+from lit_kvpred.json_text import parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -72,7 +72,7 @@ def tensors_of_folder(folder: Path) -> dict[str, StoredTensor]:
             f"{folder}: neither {_SINGLE} nor {_INDEX} is there; fetch or prepare the model again"
         )
     try:
-        shard_of: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shard_of: dict[str, str] = parse_json(index.read_text(encoding="utf-8"))["weight_map"]
         shards = sorted(set(shard_of.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BaseModelError(f"{index} is damaged ({error}); fetch the model again") from error
@@ -102,7 +102,7 @@ def tensors_of_file(file: Path) -> dict[str, StoredTensor]:
             size = file.stat().st_size
             if _LENGTH_BYTES + length > size:
                 raise ValueError("its header is cut off")
-            header: dict[str, Any] = json.loads(opened.read(length))
+            header: dict[str, Any] = parse_json(opened.read(length).decode("utf-8"))
         header.pop("__metadata__", None)
         start = _LENGTH_BYTES + length
         found = {}

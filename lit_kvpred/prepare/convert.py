@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from lit_kvpred.errors import BaseModelError
+from lit_kvpred.json_text import parse_json
 from lit_kvpred.model.loading import (
     load_base,
     load_tokenizer,
@@ -99,7 +100,7 @@ def holds(out: Path, source_sha256: str, dtype: str) -> bool:
     if not _occupied(out):
         return False
     try:
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        record = parse_json((out / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         record = None
     if record is None or record != _record_of(out, source_sha256, dtype):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_kvpred.errors import CheckpointError, ConfigurationError
+from lit_kvpred.json_text import parse_json
 from lit_kvpred.report.atomic import write_atomically
 from lit_kvpred.report.schema import STAGES, Evaluation, Stage, evaluation_from_json
 from lit_kvpred.report.sweep_records import SweepRow, read_sweep
@@ -154,7 +155,7 @@ def _make_folder(run: Path) -> None:
 
 def _is_fit_from(line: str, step: int) -> bool:
     try:
-        earlier = json.loads(line)
+        earlier = parse_json(line)
     except json.JSONDecodeError:
         # A damaged line must not end a training run; the report names it.
         return False
@@ -190,7 +191,7 @@ def _read_facts(path: Path) -> Mapping[str, Any]:
     if not text.strip():
         return {}
     try:
-        facts = json.loads(text)
+        facts = parse_json(text)
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}, line {error.lineno}: {error.msg}; restore the file, or delete it for a"
@@ -209,7 +210,7 @@ def _read_evaluations(path: Path) -> tuple[Evaluation, ...]:
 
 def _read_line(path: Path, count: int, line: str) -> Evaluation:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}, line {count}: {error.msg} at column {error.colno}; delete this line and"

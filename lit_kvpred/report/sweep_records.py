@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_kvpred.errors import CheckpointError
+from lit_kvpred.json_text import parse_json
 from lit_kvpred.report.schema import number
 
 
@@ -67,6 +68,13 @@ SETTINGS = (
 DRAFT_SETTINGS = ("tree_width", "kv_rewriting", "rollback", "interleave")
 """Those that are about sparse drafts."""
 
+_KINDS: dict[str, Any] = (
+    dict.fromkeys(_TEXTS, str | None)
+    | dict.fromkeys(_NUMBERS, int | float | None)
+    | dict.fromkeys(SETTINGS, str | int | float | None)
+)
+"""What may stand in a file under each name; a truth value counts as a whole number."""
+
 _NAMES = {
     "acceptance": "acceptance rule",
     "draft_keep": "neurons kept",
@@ -90,7 +98,7 @@ def read_sweep(path: Path, text: str) -> list[SweepRow]:
         CheckpointError: If it is damaged or no sweep.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path}, line {error.lineno}: {error.msg}; delete the file or write it again with"
@@ -104,6 +112,13 @@ def read_sweep(path: Path, text: str) -> list[SweepRow]:
             f"{path} holds no sweep, which has results with a system each; delete the file or write"
             f" it again with `lit-kvpred sweep --json {path}`"
         )
+    for count, record in enumerate(records, start=1):
+        for name, kinds in _KINDS.items():
+            if not isinstance(record.get(name), kinds):
+                raise CheckpointError(
+                    f"{path}, result {count}: {name} can't be {record[name]!r:.60};"
+                    f" delete the file or write it again with `lit-kvpred sweep --json {path}`"
+                )
     return sweep_rows(records)
 
 

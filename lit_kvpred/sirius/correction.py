@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lit_kvpred.checks import require_count, require_number
+from lit_kvpred.checks import require_count, require_flag, require_number
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.sirius.sparsity import CSparse, FSparse, Sparsity
 
@@ -65,7 +65,7 @@ class Correction:
 
     def __post_init__(self) -> None:
         require_count("correction period", self.period)
-        if self.slice_rows not in (None, "auto"):
+        if not isinstance(self.slice_rows, str | None) or self.slice_rows not in (None, "auto"):
             require_count("correction slice_rows", self.slice_rows)
         require_number("correction tpot_budget", self.tpot_budget, above=1)
         require_number("correction threshold", self.threshold, least=0)
@@ -98,10 +98,7 @@ class Correction:
             )
         require_count("correction tree_width", self.tree_width)
         for name in ("kv_rewriting", "rollback", "interleave"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(
-                    f"correction {name} must be True or False, got {getattr(self, name)!r}"
-                )
+            require_flag(f"correction {name}", getattr(self, name))
         whole = self.kv_rewriting and self.rollback and self.interleave
         if self.draft is None and not (whole and self.tree_width == 1):
             raise ConfigurationError(

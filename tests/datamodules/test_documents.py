@@ -35,6 +35,15 @@ def test_blank_files_and_records_are_left_out(tmp_path):
     assert documents(tmp_path / "r.jsonl") == [("r.jsonl:3", "b")]
 
 
+@pytest.mark.parametrize("name", ["data.bin", "text.txt", "code.py", "list.json"])
+@pytest.mark.parametrize("content", [b"\x7fELF\x02\x01\x00\x00text", "text".encode("utf-16")])
+def test_binary_files_are_refused(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    message = f"{name} holds binary data, no UTF-8 text; convert it or leave it out"
+    with pytest.raises(DataError, match=message):
+        list(read_documents(TextFile(name, str(tmp_path / name)), "text"))
+
+
 def test_undecodable_bytes_are_replaced(tmp_path):
     path = tmp_path / "latin.py"
     path.write_bytes(b"# caf\xe9\n")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from lit_kvpred.errors import PromptError
+from lit_kvpred.errors import ConfigurationError, PromptError
 from lit_kvpred.generation.prefill import exact_prefill
 from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.model.auxiliary import build_auxiliary
@@ -74,6 +74,13 @@ def test_prompts_of_one_token_next_to_nothing_but_padding(family):
     ids, mask = torch.tensor([[0, 0, 7], [0, 0, 9]]), torch.tensor([[0, 0, 1], [0, 0, 1]])
     padded, alone = model.prefill(ids, mask), model.prefill(torch.tensor([[7], [9]]))
     torch.testing.assert_close(padded.logits, alone.logits, **_CLOSE)
+
+
+@pytest.mark.parametrize("static_length", [0, 4, -1, 5.0, True])
+def test_a_static_cache_that_is_too_short_is_refused(static_length):
+    model = predicting_model(tiny_model("llama"))
+    with pytest.raises(ConfigurationError, match="static_length must be a whole number of at lea"):
+        model.prefill(random_ids(1, 5), static_length=static_length)
 
 
 @pytest.mark.parametrize("static_length", [None, 4])

@@ -34,6 +34,23 @@ def test_a_list_is_refused():
         describe_prompt(_adapter(), [[1, 2]], None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_what_holds_no_ids_is_refused(dtype):
+    with pytest.raises(PromptError, match="must hold token ids, whole numbers, got [a-z]+[0-9]*;"):
+        describe_prompt(_adapter(), torch.ones(1, 3, dtype=dtype), None)
+
+
+@pytest.mark.parametrize("mask", [[[1, 1, 1]], "111", 1])
+def test_a_mask_that_is_no_tensor_is_refused(mask):
+    with pytest.raises(PromptError, match="attention_mask must be a tensor, got"):
+        describe_prompt(_adapter(), random_ids(1, 3), mask)
+
+
+def test_a_mask_with_nan_is_refused():
+    with pytest.raises(PromptError, match="attention_mask holds NaN"):
+        describe_prompt(_adapter(), random_ids(1, 3), torch.tensor([[0.0, float("nan"), 1.0]]))
+
+
 @pytest.mark.parametrize("wrong", [128, 5000, -1])
 def test_an_unknown_token_is_refused(wrong):
     with pytest.raises(PromptError, match=f"token id {wrong} .* knows ids below 128"):

@@ -24,6 +24,28 @@ def test_settings_do_not_change():
 
 
 @pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampling": 3}, "sampling must be a Sampling"),
+        ({"sampling": None}, "sampling must be a Sampling"),
+        ({"static_cache": "x"}, "static_cache must be True or False, got 'x'"),
+        ({"keep_context": 1}, "keep_context must be True or False, got 1"),
+        ({"stop_after_text": None}, "stop_after_text must be True or False, got None"),
+        ({"release_auxiliary": 0.0}, "release_auxiliary must be True or False, got 0.0"),
+        ({"eos_ids": "x"}, "each of eos_ids must be a whole number of at least 0, got 'x'"),
+        ({"eos_ids": [1.5]}, "each of eos_ids must be a whole number of at least 0, got 1.5"),
+        ({"eos_ids": 1.5}, "each of eos_ids must be a whole number of at least 0, got 1.5"),
+        ({"eos_ids": -1}, "each of eos_ids must be a whole number of at least 0, got -1"),
+        ({"eos_ids": [True]}, "each of eos_ids must be a whole number of at least 0, got True"),
+    ],
+)
+def test_settings_of_another_type_are_refused(settings, message):
+    with pytest.raises(ConfigurationError) as error:
+        GenerationSettings(**settings)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
     ("eos_ids", "expected"), [(None, {2}), ((), set()), ([5, 6], {5, 6}), (5, {5})]
 )
 def test_end_tokens_are_the_bases_unless_given(eos_ids, expected):

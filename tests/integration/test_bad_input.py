@@ -165,11 +165,17 @@ def test_settings_without_sense(lit_kvpred, fit_words, tmp_path, words, message)
     assert message in error_line(result)
 
 
+def test_a_setting_without_sense_leaves_no_folder(lit_kvpred, fit_words, tmp_path):
+    result = lit_kvpred(*fit_words(tmp_path / "run", "--model.rank=0"))
+    assert "model.rank must be a whole number of at least 1" in error_line(result)
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_prompts_or_no_chat_template(lit_kvpred, trained):
     artefact = str(trained / "artefact")
     result = lit_kvpred("generate", artefact, "--prompt=x", "--prompt_file=nofile")
     assert result.returncode == 1
-    assert "either --prompt or --prompt_file" in error_line(result)
+    assert "--prompt and --prompt_file exclude each other; leave one out" in error_line(result)
     result = lit_kvpred("generate", artefact, "--prompt=x", "--chat=true")
     assert result.returncode == 1
     assert "no chat template" in error_line(result)

@@ -201,6 +201,7 @@ def test_quality_measures_artefacts_on_texts(lit_kvpred, run, documents_folder, 
         (["--prompt_tokens=0"], "--prompt_tokens must be at least 1, got 0"),
         (["--measured_tokens=0"], "--measured_tokens must be at least 1, got 0"),
         (["--figure=x.xyz"], "must end in one of .svg, .png, .pdf"),
+        (["--json=/"], "--json / is a folder; name a file in it"),
         (["--held_out=1"], "--held_out must be above 0 and below 0.95, got 1"),
         (["--json=/nowhere/x.json"], "/nowhere is no folder; make it first"),
     ],
@@ -210,6 +211,15 @@ def test_quality_refuses_what_it_cannot_measure(lit_kvpred, run, words, message)
     assert result.returncode == 1
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_quality_of_a_text_too_short_names_the_option(lit_kvpred, run, tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    text = str(tmp_path / "short.txt")
+    result = lit_kvpred("quality", str(run / "artefact"), f"--text={text}")
+    assert result.returncode == 1
+    assert f"no sequence of 256 tokens of {text} is held out" in result.stderr
+    assert "raise --held_out" in result.stderr
 
 
 def sweep_words(run: Path, *more: str) -> list[str]:
@@ -389,9 +399,12 @@ evaluation:
         ),
         (
             {"class_path": "lit_kvpred.sirius.sparsity.CSparse", "init_args": {"kep": 1}},
-            "with init_args {keep: SHARE}; got {'class_path': 'lit_kvpred.sirius.sparsity",
+            "evaluation.correction.draft has no setting 'kep'; check the name",
         ),
-        ({"class_path": "lit_kvpred.Correction"}, "evaluation.correction.draft must be null, or"),
+        (
+            {"class_path": "lit_kvpred.Correction"},
+            "{keep: SHARE}, got {'class_path': 'lit_kvpred.Correction'",
+        ),
         ("csparse", 'got "csparse"'),
     ],
 )

@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from lit_kvpred.errors import CheckpointError
+from lit_kvpred.errors import BaseModelError, CheckpointError
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import build_auxiliary
 from lit_kvpred.model.kv_prediction import KVPredictionModel
@@ -110,7 +111,7 @@ def test_the_base_is_stored_by_reference_only(base, folder):
 
 
 def test_an_artefact_without_the_name_of_its_base_asks_for_it(folder):
-    with pytest.raises(CheckpointError, match="does not name its base; pass `base` yourself"):
+    with pytest.raises(CheckpointError, match="does not name its base; pass `base`"):
         KVPredictionModel.from_pretrained(folder)
 
 
@@ -173,6 +174,21 @@ def _edit(folder, **changes) -> None:
     (folder / "config.json").write_text(json.dumps(description))
 
 
+def _edit_part(folder, part, **changes) -> None:
+    description = json.loads((folder / "config.json").read_text())
+    description[part] |= changes
+    (folder / "config.json").write_text(json.dumps(description))
+
+
+def _weights(folder, change) -> None:
+    """One tensor of the folder changed."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[-1]
+    tensors[name] = change(tensors[name])
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 _DAMAGE = {
     "no folder": lambda f: f.rename(f.with_name("elsewhere")),
     "no config": lambda f: (f / "config.json").unlink(),
@@ -192,6 +208,31 @@ _DAMAGE = {
     "base of text": lambda f: _edit(f, base="llama"),
     "base without fingerprint": lambda f: _edit(f, base={"source": None, "revision": None}),
     "auxiliary without kind": lambda f: _edit(f, auxiliary={"source": None, "kept": None}),
+    "base of a number": lambda f: _edit_part(f, "base", source=5),
+    "base of a list": lambda f: _edit_part(f, "base", source=["a"]),
+    "dtype of a list": lambda f: _edit_part(f, "base", dtype=[1]),
+    "unknown dtype": lambda f: _edit_part(f, "base", dtype="nonsense"),
+    "revision of a number": lambda f: _edit_part(f, "base", revision=1),
+    "auxiliary of text": lambda f: _edit(f, auxiliary="prefix"),
+    "unknown kind": lambda f: _edit_part(f, "auxiliary", kind="colour"),
+    "kind of a list": lambda f: _edit_part(f, "auxiliary", kind=["prefix"]),
+    "prefix without depth": lambda f: _edit(f, auxiliary={"kind": "prefix"}),
+    "depth of text": lambda f: _edit(f, auxiliary={"kind": "prefix", "depth": "x"}),
+    "depth true": lambda f: _edit(f, auxiliary={"kind": "prefix", "depth": True}),
+    "depth beyond the base": lambda f: _edit(f, auxiliary={"kind": "prefix", "depth": 99}),
+    "kept of text": lambda f: _edit_part(f, "auxiliary", kept="02"),
+    "rank of text": lambda f: _edit(f, rank="x"),
+    "rank true": lambda f: _edit(f, rank=True),
+    "rank of a fraction": lambda f: _edit(f, rank=1.5),
+    "rank beyond the features": lambda f: _edit(f, rank=10**9),
+    "exact tail of text": lambda f: _edit(f, exact_tail="x"),
+    "unknown init": lambda f: _edit(f, init="colour"),
+    "deep nesting": lambda f: (f / "config.json").write_text("[" * 100_000),
+    "a number of too many digits": lambda f: (f / "config.json").write_text("1" * 5000),
+    "weights NaN": lambda f: _weights(f, lambda w: w.fill_(float("nan"))),
+    "weights infinite": lambda f: _weights(f, lambda w: w.view(-1)[:1].fill_(float("inf"))),
+    "weights of integers": lambda f: _weights(f, lambda w: w.int()),
+    "auxiliary NaN": lambda f: _weights(f / "auxiliary", lambda w: w.fill_(float("nan"))),
     "no weights": lambda f: (f / "model.safetensors").unlink(),
     "weights cut": lambda f: _truncate(f / "model.safetensors"),
     "weights empty": lambda f: (f / "model.safetensors").write_bytes(b""),
@@ -218,6 +259,29 @@ def test_weights_of_another_shape_are_refused(base, folder, tmp_path):
     with pytest.raises(CheckpointError, match="does not fit its own description") as error:
         KVPredictionModel.from_pretrained(folder, base=base)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_instead_of_the_folder(base, folder):
+    with pytest.raises(CheckpointError, match="config.json is a file; pass the folder"):
+        KVPredictionModel.from_pretrained(folder / "config.json", base=base)
+
+
+def test_a_base_that_is_gone_can_be_named(base, folder):
+    _edit_part(folder, "base", source="/nowhere/base")
+    with pytest.raises(BaseModelError, match=r"no such folder.*pass `base` \(--base\)") as error:
+        KVPredictionModel.from_pretrained(folder)
+    assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize("part", ["auxiliary", "predictor"])
+def test_weights_that_are_not_finite_are_not_written(base, folder, part):
+    before = {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    model = predicting_model(base, seed=8)
+    with torch.no_grad():
+        next(getattr(model, part).parameters()).view(-1)[-1] = float("inf")
+    with pytest.raises(CheckpointError, match="holds values that are not finite; go back"):
+        model.save_pretrained(folder)
+    assert {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()} == before
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -272,10 +272,9 @@ def test_a_bottleneck_loses_the_less_the_wider_it_is(rank, tmp_path):
     assert torch.equal(loaded.prefill(ids).logits, reduced.prefill(ids).logits)
 
 
-@pytest.mark.parametrize("settings", [{"rank": 97}, {"rank": 0}, {"rank": 4, "features": "kv"}])
-def test_a_bottleneck_that_cannot_be_shared_is_refused(settings):
-    with pytest.raises(ConfigurationError, match="needs features that all maps share"):
-        _model(**settings)
+def test_a_bottleneck_that_cannot_be_shared_is_refused():
+    with pytest.raises(ConfigurationError, match="needs features that all maps share; set feature"):
+        _model(rank=4, features="kv")
 
 
 def test_objectives_without_sense_are_refused():
@@ -311,6 +310,17 @@ def test_a_count_is_not_a_pruning_rule():
 def test_a_tail_without_rows_is_refused(tail):
     with pytest.raises(ConfigurationError, match="exact_tail must be a whole number of at least 1"):
         _model(exact_tail=tail)
+
+
+@pytest.mark.parametrize("rank", [True, 1.5, "x", 0])
+def test_a_rank_that_is_no_count_is_refused(rank):
+    with pytest.raises(ConfigurationError, match="rank must be a whole number of at least 1, got"):
+        _model(rank=rank)
+
+
+def test_a_rank_beyond_the_features_is_refused():
+    with pytest.raises(ConfigurationError, match="rank must be at most 96, the width of the"):
+        _model(rank=97)
 
 
 def test_the_artefact_is_the_projections_alone(tmp_path):

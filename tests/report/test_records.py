@@ -92,6 +92,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, name):
         ('{"stage": "fit"}', r"evaluation\.jsonl, line 2: not an evaluation"),
         ('{"stage": "warm-up", "global_step": 1}', r"line 2: .*fit, validate, test"),
         ("[]", r"line 2: not an evaluation"),
+        ("[" * 100_000, r"evaluation\.jsonl, line 2: .*nested too deeply"),
+        ('{"stage": "fit", "global_step": ' + "1" * 5000 + "}", r"line 2: .*too many digits"),
     ],
 )
 def test_a_broken_evaluation_names_file_line_and_remedy(tmp_path, broken, message):
@@ -106,6 +108,7 @@ def test_a_broken_evaluation_names_file_line_and_remedy(tmp_path, broken, messag
     ("name", "content", "message"),
     [
         ("run.json", b'{\n"base": {\n', r"run\.json, line 3: .*restore the file"),
+        ("run.json", b"[" * 100_000, r"run\.json, line 1: .*nested too deeply"),
         ("run.json", b"[1]", r"run\.json does not hold a JSON object"),
         ("run.json", b'{"a": "\xff"}', r"run\.json is damaged: byte 7 is not UTF-8"),
         ("metrics.csv", b"step,val/kl\n1,\xfe\n", r"metrics\.csv is damaged: byte 14"),

@@ -72,6 +72,15 @@ def test_a_run_folder_brings_its_sweep(tmp_path):
         ("[]", "holds no sweep"),
         ('{"results": [{"task": "next_line"}]}', "holds no sweep"),
         ('{"results": [3]}', "holds no sweep"),
+        ("[" * 100_000, r"sweep\.json, line 1: .*nested too deeply"),
+        ('{"results":\n[{"system": "base", "aal": ' + "1" * 5000 + "}]}", r"line 2: .*digits"),
+        ('{"results": [{"system": "base", "period": [8]}]}', "result 1: period can't be .8."),
+        (
+            '{"results": [{"system": "base"}, {"system": "a", "draft": {}}]}',
+            r"2: draft can.t be \{\};",
+        ),
+        ('{"results": [{"system": "base", "aal": "3"}]}', "result 1: aal can't be '3'; delete"),
+        ('{"results": [{"system": "base", "task": 3}]}', "result 1: task can't be 3; delete"),
     ],
 )
 def test_a_damaged_sweep_is_named(text, message):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from lit_kvpred.errors import ConfigurationError
@@ -45,6 +46,9 @@ def test_extremes_are_allowed(extreme):
         ({"temperature": None}, "temperature must be a number above 0, got None"),
         ({"tpot_budget": False}, "tpot_budget must be a number above 1, got False"),
         ({"rollback": "false"}, "rollback must be True or False, got 'false'"),
+        ({"slice_rows": "x"}, "slice_rows must be a whole number of at least 1, got 'x'"),
+        ({"slice_rows": [4]}, r"slice_rows must be a whole number of at least 1, got \[4\]"),
+        ({"slice_rows": np.array([4, 5])}, "slice_rows must be a whole number of at least 1, got"),
         ({"slice_rows": 0}, "slice_rows must be a whole number of at least 1, got 0"),
         ({"threshold": -0.1}, "threshold must be a number of at least 0, got -0.1"),
         ({"threshold": math.nan}, "threshold must be a number of at least 0, got nan"),
