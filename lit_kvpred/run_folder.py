@@ -2,9 +2,11 @@
 
 Layout::
 
-    config.yaml  metrics.csv  run.json  evaluation.jsonl  tensorboard/
+    config.yaml  config.1.yaml ...  hparams.yaml
+    metrics.csv  run.json  evaluation.jsonl  tensorboard/
     checkpoints/last.ckpt  checkpoints/best*.ckpt
     artefact/  report.md  report.html  report.json
+    predictions.jsonl  sweep.json
 """
 
 from __future__ import annotations

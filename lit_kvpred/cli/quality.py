@@ -47,7 +47,8 @@ def quality(
         prompt_tokens: Rows of each sequence that are the prompt.
         measured_tokens: Rows after them, on which everything is measured.
         exact_tails: Last prompt rows that the base runs itself, one measurement each, as a number
-            of rows or a fraction of the prompt; by default what each artefact was trained with.
+            of rows or a fraction of the prompt, and shown in rows; by default what each artefact
+            was trained with.
         sequences: Sequences of each text.
         batch_size: Sequences of a batch.
         json: File for all figures and the environment.
