@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +16,16 @@ from rich.progress import track
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from lit_kvpred.calibration_text import Batch, with_own_text
 from lit_kvpred.checks import require_count, require_number, require_seed
 from lit_kvpred.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from lit_kvpred.evaluation.answering import FROZEN, Answerer
 from lit_kvpred.evaluation.prompts import PromptExample
 from lit_kvpred.evaluation.quality import TextQuality, compare
-from lit_kvpred.generation.own_text import own_text
 from lit_kvpred.losses import Reduction
 from lit_kvpred.model.artefact import base_reference, check_base
 from lit_kvpred.model.auxiliary import AuxiliaryKind, build_auxiliary
-from lit_kvpred.model.exact_tail import ExactTail, require_exact_tail, tail_rows
+from lit_kvpred.model.exact_tail import ExactTail, require_exact_tail
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.kv_prediction import Init, KVPredictionModel
 from lit_kvpred.model.least_squares import Weighting
@@ -34,13 +33,13 @@ from lit_kvpred.model.loading import load_base, load_tokenizer
 from lit_kvpred.model.sequences import Sequences, describe_batch
 from lit_kvpred.objective import Objective, Split, training_losses
 from lit_kvpred.optimisation import decay_groups, warmup_cosine
+from lit_kvpred.random_cuts import RandomCuts
 from lit_kvpred.sirius.correction import Correction
 from lit_kvpred.unreached import freeze_unreached
 
 # Lightning's own logger, so that its console settings apply.
 _log = logging.getLogger("lightning.pytorch")
 _FROZEN_PREFIX = "model.base."
-_START_TOKENS = 8  # of a text that the base goes on writing
 # What the trained tensors mean. Everything else may change between a checkpoint and its resumption.
 _STRUCTURE = (
     "auxiliary",
@@ -51,8 +50,6 @@ _STRUCTURE = (
     "exact_tail",
     "rank",
 )
-
-Batch = Mapping[str, Tensor]
 
 
 class KVPredictionModule(LightningModule):
@@ -157,6 +154,7 @@ class KVPredictionModule(LightningModule):
                 "model.generated_batches must be between 0 and calibration_batches "
                 f"({calibration_batches}), whose texts they go on from, got {generated_batches}"
             )
+        self._cuts = RandomCuts(exact_tail, seed)
         self.model: KVPredictionModel | None = None
         self.tokenizer: Any = None
         self.batches_seen = 0
@@ -235,7 +233,8 @@ class KVPredictionModule(LightningModule):
             ConfigurationError: If the training rows are too short to teach anything.
         """
         length = getattr(self.trainer.datamodule, "sequence_length", None)
-        if self.objective.split == "matched" and length is not None and not self._has_cut(length):
+        matched = self.objective.split == "matched"
+        if matched and length is not None and self._cuts.draw(length, 0) is None:
             raise ConfigurationError(
                 f"rows of {length} tokens have nothing to compare behind a predicted row and an "
                 f"exact tail of {self.hparams.exact_tail}; raise data.sequence_length or lower "
@@ -276,32 +275,9 @@ class KVPredictionModule(LightningModule):
                 "init least_squares needs a data module with calibration_dataloader(n_batches); "
                 "use TextDataModule or init default"
             )
-        starts, length, size = [], 0, 1
-        for count, batch in enumerate(provide(self.hparams.calibration_batches)):
-            if count < self.hparams.generated_batches:
-                input_ids, sequences = _describe(batch)
-                whole = sequences.real[:, :_START_TOKENS].all(1)
-                starts.append(input_ids[whole, :_START_TOKENS])
-                length, size = max(length, input_ids.shape[1]), max(size, len(input_ids))
-            yield batch
-        if starts:
-            adapter = self.kv_model.adapter
-            if length <= _START_TOKENS or not any(map(len, starts)):
-                raise ConfigurationError(
-                    f"model.generated_batches go on from the first {_START_TOKENS} tokens of "
-                    "training rows, and these rows are no longer; give longer rows or set it to 0"
-                )
-            begun = torch.cat([rows for rows in starts if len(rows)]).to(adapter.model.device)
-            start = time.perf_counter()
-            texts = own_text(adapter, begun, length, self.hparams.seed, size)
-            _log.info(
-                "The base wrote %d texts of %d tokens to calibrate on in %.0f s.",
-                len(begun),
-                length,
-                time.perf_counter() - start,
-            )
-            for rows in texts:
-                yield {"input_ids": rows}
+        h = self.hparams
+        batches = provide(h.calibration_batches)
+        return with_own_text(batches, h.generated_batches, self.kv_model.adapter, h.seed)
 
     def on_train_start(self) -> None:
         """Let the configured learning rate and decay win over those of a checkpoint."""
@@ -327,10 +303,11 @@ class KVPredictionModule(LightningModule):
         """
         input_ids, sequences = _describe(batch)
         self.kv_model.adapter.require_positions(sequences.position_ids)
-        if self.objective.split == "matched" and not self._has_cut(input_ids.shape[1]):
-            losses = {"loss": self._nothing_to_learn(input_ids.shape[1])}
+        length, matched = input_ids.shape[1], self.objective.split == "matched"
+        cut = self._cuts.draw(length, self.batches_seen) if matched else None
+        if matched and cut is None:
+            losses = {"loss": self._nothing_to_learn(length)}
         else:
-            cut = self._random_cut(input_ids.shape[1])
             losses = training_losses(self.kv_model, self.objective, input_ids, sequences, cut)
         if not bool(torch.isfinite(losses["loss"])):
             raise self._not_finite("the training loss")
@@ -357,24 +334,6 @@ class KVPredictionModule(LightningModule):
         if not bool(torch.isfinite(norm)):
             raise self._not_finite("a gradient")
         self.log("train/gradient_norm", norm)
-
-    def _random_cut(self, length: int) -> int | None:
-        """A cut that depends on seed and batch number only, so that a resumed run repeats it."""
-        if self.objective.split == "all_predicted":
-            return None
-        last = self._last_cut(length)
-        first = min(max(1, length // 4), last)
-        seed = (self.hparams.seed * 1_000_003 + self.batches_seen) % 2**63
-        generator = torch.Generator().manual_seed(seed)
-        return int(torch.randint(first, last + 1, (1,), generator=generator))
-
-    def _last_cut(self, length: int) -> int:
-        """The last cut with a row behind the exact tail that has a next token; maybe below 1."""
-        rows = length - 1
-        return min(length * 3 // 4, rows - tail_rows(self.hparams.exact_tail, rows))
-
-    def _has_cut(self, length: int) -> bool:
-        return self._last_cut(length) >= 1
 
     def _nothing_to_learn(self, length: int) -> Tensor:
         """No loss, but with gradients, which other processes may be waiting for."""

@@ -34,7 +34,7 @@ def own_text(
             rows,
             settings=GenerationSettings(
                 max_new_tokens=length - starts.shape[1],
-                sampling=Sampling(1.0, seed=seed + place),
+                sampling=Sampling(1.0, seed=(seed + place) % 2**63),
                 eos_ids=(),
             ),
         ).sequences
