@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,7 +22,7 @@ class GenerationSettings:
     Attributes:
         max_new_tokens: Longest answer.
         sampling: How tokens are drawn; greedy by default.
-        eos_ids: Token or tokens that end an answer; None means those of the base's generation
+        eos_ids: Token or tokens that end an answer, kept as a tuple; None means those of the base's generation
             settings.
         stop_strings: Texts that end an answer; the token that completes one is kept.
         stop_after_text: Stop strings count only after something visible was written.
@@ -39,7 +40,7 @@ class GenerationSettings:
 
     max_new_tokens: int = 128
     sampling: Sampling = GREEDY
-    eos_ids: Sequence[int] | int | None = None
+    eos_ids: Iterable[int] | int | None = None
     stop_strings: Sequence[str] = ()
     stop_after_text: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -53,8 +54,8 @@ class GenerationSettings:
             raise ConfigurationError(f"sampling must be a Sampling(...), got {self.sampling!r}")
         for name in ("stop_after_text", "static_cache", "keep_context", "release_auxiliary"):
             require_flag(name, getattr(self, name))
-        for token in self._eos_ids(()):
-            require_count("each of eos_ids", token, least=0)
+        if self.eos_ids is not None:
+            object.__setattr__(self, "eos_ids", tuple(map(_token_id, _listed(self.eos_ids))))
 
     def stop_rule(self, base: PreTrainedModel) -> StopRule:
         """The rule that ends an answer of ``base``.
@@ -63,13 +64,20 @@ class GenerationSettings:
             ConfigurationError: If a limit is not positive or the tokenizer is missing.
         """
         return StopRule(
-            self._eos_ids(eos_token_ids(base)),
+            eos_token_ids(base) if self.eos_ids is None else _listed(self.eos_ids),
             self.max_new_tokens,
             self.stop_strings,
             self.tokenizer,
             stop_after_text=self.stop_after_text,
         )
 
-    def _eos_ids(self, default: Sequence[int]) -> Sequence[int]:
-        ids = default if self.eos_ids is None else self.eos_ids
-        return ids if isinstance(ids, Sequence) and not isinstance(ids, str) else [ids]
+
+def _listed(ids: Iterable[int] | int) -> list[int]:
+    return list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+
+
+def _token_id(value: int) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)
+    require_count("each of eos_ids", value, least=0)
+    return value

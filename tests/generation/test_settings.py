@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from lit_kvpred.errors import ConfigurationError
@@ -46,7 +47,15 @@ def test_settings_of_another_type_are_refused(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("eos_ids", "expected"), [(None, {2}), ((), set()), ([5, 6], {5, 6}), (5, {5})]
+    ("eos_ids", "expected"),
+    [
+        (None, {2}),
+        ((), set()),
+        ([5, 6], {5, 6}),
+        ({5, 6}, {5, 6}),
+        (np.array([5, 6]), {5, 6}),
+        (5, {5}),
+    ],
 )
 def test_end_tokens_are_the_bases_unless_given(eos_ids, expected):
     rule = GenerationSettings(eos_ids=eos_ids).stop_rule(tiny_model("llama"))
