@@ -22,8 +22,8 @@ class GenerationSettings:
     Attributes:
         max_new_tokens: Longest answer.
         sampling: How tokens are drawn; greedy by default.
-        eos_ids: Token or tokens that end an answer, kept as a tuple; None means those of the base's generation
-            settings.
+        eos_ids: Token or tokens that end an answer, kept as a tuple; None means those of the
+            base's generation settings.
         stop_strings: Texts that end an answer; the token that completes one is kept.
         stop_after_text: Stop strings count only after something visible was written.
         tokenizer: Needed for stop strings.
