@@ -42,12 +42,11 @@ def require_number(
     Raises:
         ConfigurationError: Naming the setting, its range and its value.
     """
+    number = _as_float(value)
     if (
-        isinstance(value, Real)
-        and not isinstance(value, bool)
-        and least <= float(value) <= most
-        and (above is None or float(value) > above)
-        and (below is None or float(value) < below)
+        least <= number <= most
+        and (above is None or number > above)
+        and (below is None or number < below)
     ):
         return
     bounds = {"of at least": least, "above": above, "below": below, "at most": most}
@@ -58,6 +57,16 @@ def require_number(
     ]
     wanted = " ".join(["a number", *([" and ".join(words)] if words else [])])
     raise ConfigurationError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _as_float(value: object) -> float:
+    """NaN for what is no number, or one that no float can hold."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def require_flag(name: str, value: object) -> None:

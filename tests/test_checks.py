@@ -26,7 +26,7 @@ def test_counts_in_range_pass():
 @pytest.mark.parametrize(
     ("bounds", "fit", "wrong", "wanted"),
     [
-        ({}, [-1, 0.0, math.inf], [math.nan, "1", None, True], "a number"),
+        ({}, [-1, 0.0, math.inf], [math.nan, "1", None, True, 10**400], "a number"),
         ({"least": 0}, [0, 2.5, math.inf], [-1e-9, math.nan], "a number of at least 0"),
         ({"above": 0}, [1e-9], [0, -1, math.nan], "a number above 0"),
         ({"least": 0, "below": 1}, [0, 0.9], [1, -0.1], "a number of at least 0 and below 1"),

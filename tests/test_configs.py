@@ -12,13 +12,17 @@ _DAMAGE = {
     "empty": (b"", "it holds nothing where settings are expected"),
     "a list": (b"[]", "it holds a list where settings are expected"),
     "text": (b"hello", "it holds a str where settings are expected"),
-    "not closed": (b"run: a\nmodel: [", "line 2: "),
+    "not closed": (b"run: a\nmodel: [", "did not find expected node content"),
     "two colons": (b"a: b: c", "line 1: mapping values are not allowed"),
     "binary": (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
-    "a control character": (b"a: \x01", "special characters are not allowed"),
-    "nested deeply": (b"[" * 50_000, "recursion"),
+    "a control character": (b"a: \x01", "control characters are not allowed"),
+    "nested deeply": (b"[" * 50_000, "nesting depth"),
     "a group that is none": (b"model: 3", "model must be a group of settings, got 3"),
-    "a date that is none": (b"a: 2026-99-99", "month must be in"),
+    "a group in a group that is none": (
+        b"evaluation:\n  correction: 3",
+        "evaluation.correction must be a group of settings, got 3",
+    ),
+    "a name alone": (b"trainer:", "it holds a str where settings are expected"),
 }
 
 
@@ -39,6 +43,21 @@ def test_a_damaged_configuration_is_named_with_the_remedy(damage, tmp_path):
     assert message in text
     assert text.endswith("); mend it, or give another with --config")
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{\n\t"seed_everything": 1,\n\t"trainer": {"max_epochs": 1}\n}',
+        b"{model: {keep: 0.5}}",
+        b"run: 2026-13-45",
+        b"model: file.yaml\nevaluation: null",
+        b"\xef\xbb\xbfrun: x\r\ntrainer:\r\n  max_epochs: 1\r\n",
+    ],
+)
+def test_whatever_the_command_line_can_read_is_accepted(content, tmp_path):
+    (tmp_path / "config.yaml").write_bytes(content)
+    require_config(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict", "fit"])

@@ -85,5 +85,5 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _fail(message: str, status: int) -> int:
-    sys.stderr.write(f"lit-kvpred: error: {message}\n")
+    sys.stderr.write(f"lit-kvpred: error: {' '.join(message.splitlines())}\n")
     return status

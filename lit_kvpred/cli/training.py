@@ -109,7 +109,7 @@ class KVPredictionCLI(LightningCLI):
 
     @override
     def after_instantiate_classes(self) -> None:
-        """Make the run folder, once the settings proved to be usable."""
+        """Make the run folder, which a setting out of its range has not left behind."""
         self.folder.prepare()
 
     @override

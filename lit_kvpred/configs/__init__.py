@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import yaml
+from jsonargparse import get_loader
 
 from lit_kvpred.errors import ConfigurationError
+from lit_kvpred.json_text import parse_json
 
-_GROUPS = ("model", "data", "evaluation", "trainer")
+_GROUPS = ("model", "data", "evaluation", "evaluation.correction", "trainer")
 
 
 def packaged_configs() -> dict[str, Path]:
@@ -42,7 +45,7 @@ def require_config(file: Path) -> None:
         ConfigurationError: If it can't be read, is no YAML, or a group of settings is none.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = _parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unusable(file, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
@@ -57,11 +60,22 @@ def require_config(file: Path) -> None:
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise _unusable(file, f"it holds {found} where settings are expected")
     for group in _GROUPS:
+        settings: Any = content
+        for name in group.split("."):
+            settings = settings.get(name) if isinstance(settings, dict) else None
         # Text may be the path of a file with these settings.
-        if not isinstance(content.get(group), dict | str | None):
-            raise _unusable(
-                file, f"{group} must be a group of settings, got {content[group]!r:.60}"
-            )
+        if settings and not isinstance(settings, dict | str):
+            raise _unusable(file, f"{group} must be a group of settings, got {settings!r:.60}")
+
+
+def _parse(text: str) -> Any:
+    """The content as the command line reads it, which takes JSON that is no YAML (tabs) as well."""
+    if text.lstrip().startswith("{"):
+        try:
+            return parse_json(text)
+        except ValueError:
+            pass
+    return get_loader("yaml")(text)
 
 
 def _unusable(file: Path, why: str) -> ConfigurationError:

@@ -62,6 +62,7 @@ def describe_prompt(
             the positions together with ``new_tokens``, or if the context is another model's.
     """
     _check_ids(input_ids)
+    input_ids = input_ids.long()
     batch_size, length = input_ids.shape
     sequences = Sequences.unpadded(batch_size, length, input_ids.device)
     if attention_mask is not None:
@@ -113,11 +114,11 @@ def _check_ids(input_ids: object) -> None:
         )
     if input_ids.shape[1] == 0 or input_ids.shape[0] == 0:
         raise PromptError("the prompt is empty; give at least one token")
-    if input_ids.dtype.is_floating_point or input_ids.dtype in (torch.bool, torch.complex64):
-        dtype = str(input_ids.dtype).removeprefix("torch.")
+    kind = input_ids.dtype
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool:
         raise PromptError(
-            f"input_ids must hold token ids, whole numbers, got {dtype}; pass what the tokenizer "
-            "returns"
+            f"input_ids must hold token ids, whole numbers, got {str(kind).removeprefix('torch.')};"
+            " pass what the tokenizer returns"
         )
 
 
@@ -127,8 +128,8 @@ def _check_mask(attention_mask: object, input_ids: Tensor) -> None:
             f"attention_mask must be a tensor, got {type(attention_mask).__name__}; "
             "tokenize with return_tensors='pt'"
         )
-    if bool(attention_mask.isnan().any()):
-        raise PromptError("attention_mask holds NaN; give 1 for tokens and 0 for padding")
+    if attention_mask.is_complex() or bool(attention_mask.isnan().any()):
+        raise PromptError("attention_mask holds no numbers; give 1 for tokens and 0 for padding")
     if attention_mask.shape != input_ids.shape:
         raise PromptError(
             f"attention_mask {tuple(attention_mask.shape)} must have the shape of input_ids "

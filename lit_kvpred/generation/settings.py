@@ -8,7 +8,7 @@ from numbers import Integral
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_kvpred.checks import require_count, require_flag
+from lit_kvpred.checks import require_flag
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.context import ExactContext
 from lit_kvpred.generation.sampling import GREEDY, Sampling
@@ -77,7 +77,7 @@ def _listed(ids: Iterable[int] | int) -> list[int]:
 
 
 def _token_id(value: int) -> int:
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        value = int(value)
-    require_count("each of eos_ids", value, least=0)
-    return value
+    """The id as Python's own number; one that no token has ends no answer."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ConfigurationError(f"eos_ids must be whole numbers, got {value!r}")
+    return int(value)

@@ -34,10 +34,14 @@ class StopRule:
         stop_after_text: bool = False,
     ) -> None:
         require_count("max_new_tokens", max_new_tokens)
+        if (
+            isinstance(stop_strings, str)
+            or not isinstance(stop_strings, Sequence)
+            or not all(isinstance(stop, str) for stop in stop_strings)
+        ):
+            raise ConfigurationError(f"stop strings are a list of texts, got {stop_strings!r}")
         if stop_strings and tokenizer is None:
             raise ConfigurationError("stop strings need the tokenizer; pass `tokenizer`")
-        if isinstance(stop_strings, str):
-            raise ConfigurationError(f"stop strings are a list of texts, got {stop_strings!r}")
         if any(not stop for stop in stop_strings):
             raise ConfigurationError("a stop string is empty; remove it")
         self.eos_token_ids = frozenset(eos_token_ids)

@@ -163,7 +163,7 @@ def _base(
         raise CheckpointError(f"{folder} does not name its base; pass `base` (--base) yourself")
     try:
         return load_base(reference["source"], revision=reference["revision"], dtype=dtype)
-    except BaseModelError as error:
+    except (BaseModelError, ConfigurationError) as error:
         raise type(error)(
             f"{error}; {folder} was trained for this base: where it lies elsewhere, pass `base` "
             "(--base)"

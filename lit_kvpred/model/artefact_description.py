@@ -148,7 +148,7 @@ _FIELDS: dict[str, Check] = {
     "rank": lambda value: value is None or _is_count(value),
 }
 _BASE: dict[str, Check] = {
-    "source": _is_text_or_none,
+    "source": lambda value: _is_text_or_none(value) and value != "",
     "dtype": _is_dtype_or_none,
     "revision": _is_text_or_none,
     "fingerprint": _is_text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -112,7 +113,7 @@ def build_auxiliary(
     kind: AuxiliaryKind = "pruned",
     *,
     keep: float | int | Sequence[int] = 0.5,
-    source: str | PreTrainedModel | None = None,
+    source: str | Path | PreTrainedModel | None = None,
     base_tokenizer: Any | None = None,
 ) -> Auxiliary:
     """Build the auxiliary of a base.
@@ -148,10 +149,10 @@ def build_auxiliary(
         )
     if source is None:
         raise ConfigurationError("a canonical auxiliary needs `source`: a folder or hub id")
-    if isinstance(source, str):
+    if isinstance(source, str | Path):
         own = base_tokenizer or load_tokenizer(base.config.name_or_path)
         check_same_tokenizer(own, load_tokenizer(source))
-        model, name = load_base(source, dtype="float32"), source
+        model, name = load_base(source, dtype="float32"), str(source)
     elif source is base:
         raise ConfigurationError("a canonical auxiliary must be another model than the base")
     else:

@@ -66,9 +66,10 @@ def pruned_layer_map(kept: Sequence[int], n_base: int) -> list[int]:
 
 def check_kept_layers(kept: Sequence[int], n_base: int) -> None:
     """Raise `ConfigurationError` unless ``kept`` is 0 < ... < n_base, strictly increasing."""
-    whole = all(isinstance(k, int) and not isinstance(k, bool) for k in kept)
-    increasing = whole and all(a < b for a, b in itertools.pairwise(kept))
-    if not kept or not increasing or kept[0] != 0 or kept[-1] >= n_base:
+    if not all(isinstance(k, int) and not isinstance(k, bool) for k in kept):
+        raise ConfigurationError(f"kept layers must be whole numbers, got {list(kept)}")
+    increasing = all(a < b for a, b in itertools.pairwise(kept))
+    if not kept or kept[0] != 0 or not increasing or kept[-1] >= n_base:
         raise ConfigurationError(
             f"kept layers {list(kept)} must increase strictly, start with 0 (nothing feeds base "
             f"layer 0 otherwise) and stay below {n_base}"

@@ -32,7 +32,7 @@ _FIT = ("fit", "--config", "tiny", "--model.base", "nowhere")
         ),
         ("generate a --corrected 7", "--corrected must be bool, got 7"),
         ("sweep", "the following arguments are required: artefact"),
-        ("sweep a --bogus 3", "unrecognized arguments: --bogus 3"),
+        ("sweep a --bogus 3", "unrecognized arguments: --bogus 3; --help lists the options"),
     ],
 )
 def test_options(words, message, capsys):
@@ -49,6 +49,23 @@ def test_options(words, message, capsys):
         ("data.sourcs", "x", "--data has no setting 'sourcs'; check the name"),
         ("data", "Foo", "--data must be LightningDataModule or null, got Foo"),
         ("evaluation.prompts.init_args.limit", "x", "evaluation.prompts.limit must be int"),
+        (
+            "data",
+            "json.Nothing",
+            "--data: json.Nothing can't be used (module 'json' has no attribute",
+        ),
+        ("trainer.logger", "no.L", "trainer.logger: no.L can't be used (No module named 'no')"),
+        (
+            "trainer.callbacks",
+            "[{class_path: lightning.pytorch.callbacks.EarlyStoping}]",
+            "trainer.callbacks: lightning.pytorch.callbacks.EarlyStoping can't be used (module",
+        ),
+        ("trainer.callbacks", "3", "trainer.callbacks must be list[Callback], Callback or null"),
+        ("trainer.precision", "x", "trainer.precision must be 64, 32, 16, transformer-engine,"),
+        ("evaluation.correction", "3", "evaluation.correction must be a group of settings or the"),
+        ("model", "3", "--model must be a group of settings or the path of a file that holds them"),
+        ("model.learning_rate", "null", "model.learning_rate must be float, got null; set it"),
+        ("model.foo", "1", "unrecognized arguments: --model.foo 1; --help lists the options"),
         ("trainer.max_epochs", "x", "trainer.max_epochs must be int or null, got x"),
         (
             "evaluation.correction.draft",
@@ -74,10 +91,23 @@ def test_a_wrong_value_in_a_configuration(tmp_path, capsys):
     assert capsys.readouterr().err == f"lit-kvpred: error: {message}\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "name"), [("bogus: 3", "bogus"), ("model:\n  base: a\n  keeep: .5", "keeep")]
+)
+def test_a_name_that_no_setting_has(text, name, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(f"{text}\n")
+    assert main(["fit", "--config", "tiny", "--config", str(tmp_path / "mine.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lit-kvpred: error: there is no setting '")
+    assert error.endswith(f"{name}'; check the name in the configuration\n")
+
+
 def test_a_configuration_without_a_base(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text("model:\n  keep: 0.5\n")
     assert main(["fit", "--config", str(tmp_path / "mine.yaml")]) == 2
-    assert capsys.readouterr().err == "lit-kvpred: error: model.base is missing; set it\n"
+    assert (
+        capsys.readouterr().err == "lit-kvpred: error: model.base must be str, got null; set it\n"
+    )
 
 
 def test_what_is_of_another_form_stays_whole():

@@ -8,7 +8,7 @@ import torch
 from lit_kvpred.errors import PromptError
 from lit_kvpred.generation.prompt import describe_prompt
 from lit_kvpred.model.family import FamilyAdapter
-from tests.tiny_models import left_padded, random_ids, tiny_model
+from tests.tiny_models import left_padded, predicting_model, random_ids, tiny_model
 
 
 def _adapter() -> FamilyAdapter:
@@ -34,7 +34,7 @@ def test_a_list_is_refused():
         describe_prompt(_adapter(), [[1, 2]], None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128])
 def test_what_holds_no_ids_is_refused(dtype):
     with pytest.raises(PromptError, match="must hold token ids, whole numbers, got [a-z]+[0-9]*;"):
         describe_prompt(_adapter(), torch.ones(1, 3, dtype=dtype), None)
@@ -46,9 +46,20 @@ def test_a_mask_that_is_no_tensor_is_refused(mask):
         describe_prompt(_adapter(), random_ids(1, 3), mask)
 
 
-def test_a_mask_with_nan_is_refused():
-    with pytest.raises(PromptError, match="attention_mask holds NaN"):
-        describe_prompt(_adapter(), random_ids(1, 3), torch.tensor([[0.0, float("nan"), 1.0]]))
+@pytest.mark.parametrize("mask", [torch.tensor([[0.0, float("nan"), 1]]), torch.ones(1, 3) * 1j])
+def test_a_mask_without_numbers_is_refused(mask):
+    with pytest.raises(PromptError, match="attention_mask holds no numbers; give 1 for tokens"):
+        describe_prompt(_adapter(), random_ids(1, 3), mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_ids_may_be_of_any_whole_type(dtype):
+    model = predicting_model(tiny_model("llama"))
+    ids = random_ids(2, 5)
+    expected = model.generate(ids, max_new_tokens=3)
+    answer = model.generate(ids.to(dtype), max_new_tokens=3)
+    assert answer.answers == expected.answers
+    assert torch.equal(answer.sequences, expected.sequences)
 
 
 @pytest.mark.parametrize("wrong", [128, 5000, -1])

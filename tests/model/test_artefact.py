@@ -209,6 +209,7 @@ _DAMAGE = {
     "base without fingerprint": lambda f: _edit(f, base={"source": None, "revision": None}),
     "auxiliary without kind": lambda f: _edit(f, auxiliary={"source": None, "kept": None}),
     "base of a number": lambda f: _edit_part(f, "base", source=5),
+    "base without name": lambda f: _edit_part(f, "base", source=""),
     "base of a list": lambda f: _edit_part(f, "base", source=["a"]),
     "dtype of a list": lambda f: _edit_part(f, "base", dtype=[1]),
     "unknown dtype": lambda f: _edit_part(f, "base", dtype="nonsense"),
