@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_kvpred.errors import ConfigurationError
 from lit_kvpred.generation.own_text import own_text
 from lit_kvpred.model.family import FamilyAdapter
-from lit_kvpred.model.sequences import describe_batch
+from lit_kvpred.model.sequences import sequences_of
 
 # Lightning's own logger, so that its console settings apply.
 _log = logging.getLogger("lightning.pytorch")
@@ -42,10 +42,7 @@ def with_own_text(
     for count, batch in enumerate(batches):
         if count < generated:
             input_ids = batch["input_ids"]
-            sequences = describe_batch(
-                input_ids, batch.get("attention_mask"), batch.get("document_ids")
-            )
-            whole = sequences.real[:, :_START_TOKENS].all(1)
+            whole = sequences_of(batch).real[:, :_START_TOKENS].all(1)
             starts.append(input_ids[whole, :_START_TOKENS])
             length, size = max(length, input_ids.shape[1]), max(size, len(input_ids))
         yield batch

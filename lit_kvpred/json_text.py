@@ -16,8 +16,10 @@ def parse_json(text: str) -> Any:
         json.JSONDecodeError: Whatever is wrong with it: also for whole numbers that no float can
             hold, and for lists or objects nested deeper than Python can follow.
     """
+    if text.startswith("\ufeff"):
+        raise json.JSONDecodeError("Unexpected UTF-8 BOM (decode using utf-8-sig)", text, 0)
     try:
-        return json.loads(text, parse_int=_integer)
+        return _DECODER.decode(text)
     except _TooManyDigitsError as error:
         digits = re.search(rf"\d{{{_MOST_DIGITS + 1},}}", text)
         place = digits.start() if digits else 0
@@ -34,3 +36,6 @@ def _integer(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise _TooManyDigitsError
     return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)

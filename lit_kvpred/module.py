@@ -30,7 +30,7 @@ from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.kv_prediction import Init, KVPredictionModel
 from lit_kvpred.model.least_squares import Weighting
 from lit_kvpred.model.loading import load_base, load_tokenizer
-from lit_kvpred.model.sequences import Sequences, describe_batch
+from lit_kvpred.model.sequences import Sequences, sequences_of
 from lit_kvpred.objective import Objective, Split, training_losses
 from lit_kvpred.optimisation import decay_groups, warmup_cosine
 from lit_kvpred.random_cuts import RandomCuts
@@ -301,7 +301,7 @@ class KVPredictionModule(LightningModule):
         Raises:
             NonFiniteLossError: If the loss is NaN or infinite.
         """
-        input_ids, sequences = _describe(batch)
+        input_ids, sequences = batch["input_ids"], sequences_of(batch)
         self.kv_model.adapter.require_positions(sequences.position_ids)
         length, matched = input_ids.shape[1], self.objective.split == "matched"
         cut = self._cuts.draw(length, self.batches_seen) if matched else None
@@ -372,7 +372,7 @@ class KVPredictionModule(LightningModule):
 
     def measure(self, batch: Batch) -> None:
         """Add a batch to the text quality measures."""
-        input_ids, sequences = _describe(batch)
+        input_ids, sequences = batch["input_ids"], sequences_of(batch)
         self.quality.update(
             compare(self.kv_model, input_ids, sequences, max(1, input_ids.shape[1] // 2))
         )
@@ -473,13 +473,6 @@ class KVPredictionModule(LightningModule):
     def export(self, folder: str | Path) -> None:
         """Write the artefact (`KVPredictionModel.save_pretrained`)."""
         self.kv_model.save_pretrained(folder)
-
-
-def _describe(batch: Batch) -> tuple[Tensor, Sequences]:
-    input_ids = batch["input_ids"]
-    return input_ids, describe_batch(
-        input_ids, batch.get("attention_mask"), batch.get("document_ids")
-    )
 
 
 def _check_optimiser(

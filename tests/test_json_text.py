@@ -28,6 +28,7 @@ def test_it_reads_what_json_writes(value):
     [
         ("[1,\n2", 2, "Expecting"),
         ("", 1, "Expecting value"),
+        ("\ufeff[1]", 1, "Unexpected UTF-8 BOM"),
         ("[" * 200_000, 1, "nested too deeply"),
         ('{"a":' * 200_000, 1, "nested too deeply"),
         ("[1,\n" + "7" * 400 + "]", 2, "too many digits"),

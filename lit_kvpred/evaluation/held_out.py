@@ -13,7 +13,7 @@ from lit_kvpred.evaluation.quality import TextQuality, compare_tails
 from lit_kvpred.evaluation.ttft import to_first_token
 from lit_kvpred.model.exact_tail import ExactTail, tail_rows
 from lit_kvpred.model.kv_prediction import KVPredictionModel
-from lit_kvpred.model.sequences import describe_batch
+from lit_kvpred.model.sequences import sequences_of
 
 
 @torch.inference_mode()
@@ -40,7 +40,7 @@ def measure_text(
     for batch in batches:
         fields = {name: tensor.to(model.base.device) for name, tensor in batch.items()}
         ids = fields["input_ids"]
-        sequences = describe_batch(ids, fields.get("attention_mask"), fields.get("document_ids"))
+        sequences = sequences_of(fields)
         compared = compare_tails(model, ids, sequences, prompt_tokens, exact_tails)
         for measure, comparison in zip(measures, compared, strict=True):
             measure.update(comparison)

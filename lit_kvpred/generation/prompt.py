@@ -61,11 +61,13 @@ def describe_prompt(
         PromptError: If a prompt is empty, padded on the right, holds unknown ids, or doesn't fit
             the positions together with ``new_tokens``, or if the context is another model's.
     """
+    _check_tensor("input_ids", input_ids)
     _check_ids(input_ids)
     input_ids = input_ids.long()
     batch_size, length = input_ids.shape
     sequences = Sequences.unpadded(batch_size, length, input_ids.device)
     if attention_mask is not None:
+        _check_tensor("attention_mask", attention_mask)
         _check_mask(attention_mask, input_ids)
         if not bool(attention_mask.bool().all()):
             sequences = Sequences.padded(attention_mask)
@@ -101,12 +103,15 @@ def check_readable(
         )
 
 
-def _check_ids(input_ids: object) -> None:
-    if not isinstance(input_ids, Tensor):
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
         raise PromptError(
-            f"input_ids must be a tensor, got {type(input_ids).__name__}; "
+            f"{name} must be a tensor, got {type(value).__name__}; "
             "tokenize with return_tensors='pt'"
         )
+
+
+def _check_ids(input_ids: Tensor) -> None:
     if input_ids.ndim != 2:
         raise PromptError(
             f"input_ids must be (prompts, tokens), got shape {tuple(input_ids.shape)}; "
@@ -122,12 +127,7 @@ def _check_ids(input_ids: object) -> None:
         )
 
 
-def _check_mask(attention_mask: object, input_ids: Tensor) -> None:
-    if not isinstance(attention_mask, Tensor):
-        raise PromptError(
-            f"attention_mask must be a tensor, got {type(attention_mask).__name__}; "
-            "tokenize with return_tensors='pt'"
-        )
+def _check_mask(attention_mask: Tensor, input_ids: Tensor) -> None:
     if attention_mask.is_complex() or bool(attention_mask.isnan().any()):
         raise PromptError("attention_mask holds no numbers; give 1 for tokens and 0 for padding")
     if attention_mask.shape != input_ids.shape:

@@ -126,9 +126,11 @@ def load_artefact(folder: Path, base: PreTrainedModel | str | None = None) -> KV
         weights = load_file(file)
     except (KVPredictionError, OSError, SafetensorError) as error:
         raise CheckpointError(f"artefact {folder} is damaged ({error}); export it again") from error
-    for place, tensors in ((file, weights), (folder / "auxiliary", network)):
-        named = tensors.state_dict() if isinstance(tensors, PreTrainedModel) else tensors or {}
-        unusable = _unusable(named)
+    stored = {file: weights}
+    if network is not None:
+        stored[folder / "auxiliary"] = network.state_dict()
+    for place, tensors in stored.items():
+        unusable = _unusable(tensors)
         if unusable is not None:
             raise CheckpointError(f"artefact {place} is damaged: {unusable}; export it again")
     try:

@@ -6,20 +6,21 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from lit_kvpred import __version__
+from lit_kvpred.checks import require_count
 from lit_kvpred.errors import CheckpointError, ConfigurationError
 from lit_kvpred.json_text import parse_json
+from lit_kvpred.model.auxiliary import AuxiliaryKind
 from lit_kvpred.model.exact_tail import ExactTail, require_exact_tail
 from lit_kvpred.model.features import FeatureKind
 from lit_kvpred.model.loading import checked_dtype
 
-FORMAT = 2
+_FORMAT = 2
 _SHOWN = 60
-_KINDS = ("prefix", "pruned", "canonical")
 
-Check = Callable[[Any], bool]
+_Check = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ArtefactDescription:
 
     def to_json(self) -> str:
         """The text of config.json."""
-        content = {"format": FORMAT, "version": __version__, **asdict(self)}
+        content = {"format": _FORMAT, "version": __version__, **asdict(self)}
         return json.dumps(content, indent=2) + "\n"
 
     @classmethod
@@ -58,13 +59,13 @@ class ArtefactDescription:
         """
         file = folder / "config.json"
         content = _object(folder, file)
-        if content.get("format") != FORMAT or not _FIELDS.keys() <= content.keys():
+        if content.get("format") != _FORMAT or not _FIELDS.keys() <= content.keys():
             raise CheckpointError(f"{file} is not an artefact of this version; export it again")
         parts = {name: content[name] for name in _FIELDS}
         for name, check in _FIELDS.items():
             _require(file, name, parts[name], check)
         kind = parts["auxiliary"].get("kind")
-        _require(file, "auxiliary.kind", kind, lambda value: value in _KINDS)
+        _require(file, "auxiliary.kind", kind, lambda value: value in get_args(AuxiliaryKind))
         known = {"base": _BASE, "auxiliary": _PREFIX if kind == "prefix" else _NETWORK}
         for part, checks in known.items():
             facts = {name: parts[part].get(name) for name in checks}
@@ -91,7 +92,7 @@ def _object(folder: Path, file: Path) -> dict[str, Any]:
     return content
 
 
-def _require(file: Path, name: str, value: Any, check: Check) -> None:
+def _require(file: Path, name: str, value: Any, check: _Check) -> None:
     if not check(value):
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
@@ -100,58 +101,48 @@ def _require(file: Path, name: str, value: Any, check: Check) -> None:
         )
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_text_or_none(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _passes(require: Callable[..., object], *arguments: Any) -> bool:
+    try:
+        require(*arguments)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return _passes(require_count, "", value, least)
 
 
 def _is_layers_or_none(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value)
-    )
+    if not isinstance(value, list):
+        return value is None
+    return bool(value) and all(_is_count(layer, least=0) for layer in value)
 
 
 def _is_dtype_or_none(value: Any) -> bool:
-    if value is None or not isinstance(value, str):
+    if not isinstance(value, str):
         return value is None
-    try:
-        checked_dtype(value)
-    except ConfigurationError:
-        return False
-    return True
+    return _passes(checked_dtype, value)
 
 
-def _is_exact_tail(value: Any) -> bool:
-    try:
-        require_exact_tail("exact_tail", value)
-    except ConfigurationError:
-        return False
-    return True
-
-
-_FIELDS: dict[str, Check] = {
+_FIELDS: dict[str, _Check] = {
     "base": lambda value: isinstance(value, dict),
     "auxiliary": lambda value: isinstance(value, dict),
-    "features": lambda value: value in ("kv", "hidden"),
+    "features": lambda value: value in get_args(FeatureKind),
     "init": lambda value: value in ("default", "least_squares"),
     "layer_map": _is_layers_or_none,
-    "exact_tail": _is_exact_tail,
+    "exact_tail": lambda value: _passes(require_exact_tail, "", value),
     "rank": lambda value: value is None or _is_count(value),
 }
-_BASE: dict[str, Check] = {
+_BASE: dict[str, _Check] = {
     "source": lambda value: _is_text_or_none(value) and value != "",
     "dtype": _is_dtype_or_none,
     "revision": _is_text_or_none,
-    "fingerprint": _is_text,
+    "fingerprint": lambda value: isinstance(value, str),
 }
-_PREFIX: dict[str, Check] = {"depth": _is_count}
-_NETWORK: dict[str, Check] = {"source": _is_text_or_none, "kept": _is_layers_or_none}
+_PREFIX: dict[str, _Check] = {"depth": _is_count}
+_NETWORK: dict[str, _Check] = {"source": _is_text_or_none, "kept": _is_layers_or_none}

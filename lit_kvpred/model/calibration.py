@@ -21,7 +21,7 @@ from lit_kvpred.model.least_squares import (
     Weighting,
     attention_weights,
 )
-from lit_kvpred.model.sequences import describe_batch
+from lit_kvpred.model.sequences import sequences_of
 
 
 @torch.no_grad()
@@ -47,9 +47,7 @@ def calibrate(
         waited += time.perf_counter() - turn
         fields = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
         fields = {name: value.to(device) for name, value in fields.items()}
-        sequences = describe_batch(
-            fields["input_ids"], fields.get("attention_mask"), fields.get("document_ids")
-        )
+        sequences = sequences_of(fields)
         model.adapter.require_positions(sequences.position_ids)
         before = time.perf_counter()
         with ExitStack() as stack:

@@ -6,6 +6,7 @@ training) or by document ids (packed training rows, whose documents never see ea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +95,13 @@ class Sequences:
         same = self.document_ids[:, :, None] == self.document_ids[:, None, :]
         # Padding sees itself (its id is -1 everywhere), so that no row is masked whole.
         return causal & same
+
+
+def sequences_of(batch: Mapping[str, Tensor]) -> Sequences:
+    """The `Sequences` of ``input_ids`` with or without ``attention_mask`` and ``document_ids``."""
+    return describe_batch(
+        batch["input_ids"], batch.get("attention_mask"), batch.get("document_ids")
+    )
 
 
 def describe_batch(

@@ -97,27 +97,23 @@ def read_sweep(path: Path, text: str) -> list[SweepRow]:
     Raises:
         CheckpointError: If it is damaged or no sweep.
     """
+    remedy = f"delete the file or write it again with `lit-kvpred sweep --json {path}`"
     try:
         content = parse_json(text)
     except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}, line {error.lineno}: {error.msg}; delete the file or write it again with"
-            f" `lit-kvpred sweep --json {path}`"
-        ) from error
+        raise CheckpointError(f"{path}, line {error.lineno}: {error.msg}; {remedy}") from error
     records = content.get("results") if isinstance(content, dict) else None
     if not isinstance(records, list) or not all(
         isinstance(record, dict) and isinstance(record.get("system"), str) for record in records
     ):
         raise CheckpointError(
-            f"{path} holds no sweep, which has results with a system each; delete the file or write"
-            f" it again with `lit-kvpred sweep --json {path}`"
+            f"{path} holds no sweep, which has results with a system each; {remedy}"
         )
     for count, record in enumerate(records, start=1):
         for name, kinds in _KINDS.items():
             if not isinstance(record.get(name), kinds):
                 raise CheckpointError(
-                    f"{path}, result {count}: {name} can't be {record[name]!r:.60};"
-                    f" delete the file or write it again with `lit-kvpred sweep --json {path}`"
+                    f"{path}, result {count}: {name} can't be {record[name]!r:.60}; {remedy}"
                 )
     return sweep_rows(records)
 
